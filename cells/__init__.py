@@ -1,0 +1,1 @@
+"""Blocks of GPUs (or CPU cores) and what runs on them."""

@@ -1,0 +1,180 @@
+"""What every daemon has: a lease, an epoch, a registration in storage, and a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import time
+from collections.abc import Awaitable, Callable
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from storage.objects import Store
+from storage.records import Record
+
+
+class Registration(Record):
+    """Where a daemon listens; written when it is ready, looked at by whoever adopts it."""
+
+    name: str
+    kind: str
+    url: str
+    token: str
+    """Bearer token of its administrative calls."""
+    pid: int
+    incarnation: str
+    started_at: float
+
+
+class StaleEpochError(RuntimeError):
+    """A command of an older epoch: its sender was replaced."""
+
+
+class Lease:
+    """Time until which somebody wants this daemon to live.
+
+    Args:
+        ttl_s: seconds that one renewal is good for; also the time to the first.
+    """
+
+    def __init__(self, ttl_s: float) -> None:
+        self.ttl_s = ttl_s
+        self._until = time.monotonic() + ttl_s
+
+    def renew(self) -> None:
+        self._until = time.monotonic() + self.ttl_s
+
+    def left_s(self) -> float:
+        return self._until - time.monotonic()
+
+
+class Fence:
+    """The highest epoch seen; commands of an older one are refused."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def admit(self, epoch: int) -> None:
+        """Take a command of ``epoch``.
+
+        Raises:
+            StaleEpochError: a newer epoch has been seen.
+        """
+        if epoch < self.epoch:
+            raise StaleEpochError(f"epoch {epoch} is older than {self.epoch}")
+        self.epoch = epoch
+
+
+class Daemon:
+    """Serves an application until its lease ends, a stop is asked for, or a signal comes.
+
+    Args:
+        name: unique in the run; also the name of the registration.
+        kind: ``gateway``, ``execution-host`` or ``cell``.
+        routes: of the daemon itself. ``/healthz``, ``/lease`` and ``/stop`` are added.
+        close: ends everything that the daemon owns.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        kind: str,
+        lease_s: float,
+        routes: list[Route],
+        close: Callable[[], Awaitable[None]],
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
+        self.name = name
+        self.kind = kind
+        self.lease = Lease(lease_s)
+        self.token = secrets.token_urlsafe(24)
+        self.incarnation = secrets.token_hex(8)
+        self._close = close
+        self._address = (host, port)
+        self._stop = asyncio.Event()
+        self.app = Starlette(
+            routes=[
+                *routes,
+                Route("/healthz", self._healthz, methods=["GET"]),
+                Route("/lease", self._renew, methods=["POST"]),
+                Route("/stop", self._ask_stop, methods=["POST"]),
+            ]
+        )
+
+    def authorised(self, request: Request) -> bool:
+        """Whether an administrative request carries this daemon's token."""
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        return secrets.compare_digest(given.encode(), self.token.encode())
+
+    async def run(self, store: Store, key: str) -> None:
+        """Listen, register at ``key``, serve, and close everything at the end."""
+        with socket.create_server(self._address) as listener:
+            host, port = listener.getsockname()[:2]
+            server = uvicorn.Server(
+                uvicorn.Config(
+                    self.app,
+                    log_level="warning",
+                    access_log=False,
+                    timeout_keep_alive=120,
+                    timeout_graceful_shutdown=5,
+                    lifespan="off",
+                )
+            )
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            registration = Registration(
+                name=self.name,
+                kind=self.kind,
+                url=f"http://{host}:{port}",
+                token=self.token,
+                pid=os.getpid(),
+                incarnation=self.incarnation,
+                started_at=time.time(),
+            )
+            await asyncio.to_thread(store.write_record, key, registration)
+            try:
+                await self._until_stop(serving)
+            finally:
+                await self._close()
+                server.should_exit = True
+                await serving
+                await asyncio.to_thread(store.delete, key)
+
+    async def _until_stop(self, serving: asyncio.Task[None]) -> None:
+        while not serving.done():  # uvicorn ends by itself at SIGTERM and SIGINT
+            try:
+                await asyncio.wait_for(self._stop.wait(), timeout=1)
+                return
+            except TimeoutError:
+                if self.lease.left_s() <= 0:
+                    return
+
+    async def _healthz(self, request: Request) -> Response:
+        return JSONResponse(
+            {
+                "name": self.name,
+                "kind": self.kind,
+                "incarnation": self.incarnation,
+                "pid": os.getpid(),
+                "lease_left_s": round(self.lease.left_s(), 1),
+            }
+        )
+
+    async def _renew(self, request: Request) -> Response:
+        if not self.authorised(request):
+            return JSONResponse({"error": "wrong token"}, 401)
+        self.lease.renew()
+        return JSONResponse({"lease_left_s": self.lease.left_s()})
+
+    async def _ask_stop(self, request: Request) -> Response:
+        if not self.authorised(request):
+            return JSONResponse({"error": "wrong token"}, 401)
+        self._stop.set()
+        return JSONResponse({"stopping": True})

@@ -1,0 +1,126 @@
+"""Cells and the processes around them: engines, replicas, gateway, storage, Prefect."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import model_validator
+
+from configs.field import Section, setting
+
+
+class PolicyName(StrEnum):
+    """Scheduler policies of the manager."""
+
+    COLOCATE = "colocate"
+
+
+class Device(StrEnum):
+    """What engines and replicas run on."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class CellConfig(Section):
+    """One block of processors."""
+
+    name: str = setting(..., "Name of the cell.", pattern=r"^[a-z][a-z0-9-]{0,31}$")
+    cpus: tuple[int, ...] = setting(
+        (), "CPU cores that its processes are pinned to; empty does not pin.", unit="core numbers"
+    )
+    core: bool = setting(
+        False, "This cell holds the authoritative weights and the optimizer state."
+    )
+
+
+class CellsConfig(Section):
+    """The cells of a run."""
+
+    policy: PolicyName = setting(PolicyName.COLOCATE, "Scheduler policy.")
+    device: Device = setting(Device.CPU, "cuda was not run on a GPU yet.")
+    cells: tuple[CellConfig, ...] = setting(
+        (CellConfig(name="a", cpus=(0,), core=True), CellConfig(name="b", cpus=(1,))),
+        "The cells; exactly one is the core.",
+        min_length=1,
+        max_length=256,
+    )
+    executions_per_cell: int = setting(
+        32, "Most live executions of a cell; further ones wait.", unit="executions", ge=1, le=65_536
+    )
+    kv_tokens: int = setting(
+        32_768, "Tokens of a cell's KV cache.", unit="tokens", ge=1024, le=1_073_741_824
+    )
+    decide_every_s: float = setting(
+        0.5, "Time between two decisions of the manager.", unit="seconds", ge=0.05, le=600
+    )
+    switch_limit_s: float = setting(
+        120, "Longest time of a role switch.", unit="seconds", ge=1, le=3600
+    )
+    start_limit_s: float = setting(
+        300, "Longest start of an engine or a replica.", unit="seconds", ge=10, le=7200
+    )
+    lease_s: float = setting(
+        120,
+        "A daemon whose lease nobody renews for this long ends itself.",
+        unit="seconds",
+        ge=5,
+        le=86_400,
+    )
+
+    @model_validator(mode="after")
+    def _one_core(self) -> CellsConfig:
+        names = [cell.name for cell in self.cells]
+        if len(set(names)) != len(names):
+            raise ValueError(f"cell names must differ: {', '.join(names)}")
+        cores = [cell.name for cell in self.cells if cell.core]
+        if len(cores) != 1:
+            raise ValueError(f"exactly one cell must be the core, got {cores or 'none'}")
+        return self
+
+
+class GatewayConfig(Section):
+    """The proxy between harnesses and engines."""
+
+    host: str = setting("127.0.0.1", "Address that it listens on.", min_length=1, max_length=255)
+    port: int = setting(0, "Port; 0 takes a free one.", unit="port", ge=0, le=65_535)
+    body_limit_mb: float = setting(32, "Largest request body.", unit="MB", gt=0, le=4096)
+    call_limit_s: float = setting(
+        600, "Longest time of a model call, waiting included.", unit="seconds", ge=1, le=604_800
+    )
+    calls_per_execution: int = setting(
+        8, "Most concurrent calls of an execution.", unit="calls", ge=1, le=1024
+    )
+
+
+class StorageConfig(Section):
+    """Where the truth of a run is kept."""
+
+    root: str = setting(
+        ".gyre", "Folder or fsspec URL of runs and policies.", min_length=1, max_length=4096
+    )
+
+
+class PrefectConfig(Section):
+    """The orchestration server."""
+
+    port: int = setting(
+        4200, "Port of a server that `gyre train` starts.", unit="port", ge=1, le=65_535
+    )
+    work_pool: str = setting(
+        "gyre", "Work pool of the deployments.", pattern=r"^[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}$"
+    )
+    start_limit_s: float = setting(
+        180, "Longest start of the server.", unit="seconds", ge=5, le=3600
+    )
+
+
+class DebugConfig(Section):
+    """Switches for experiments; never for a real run."""
+
+    permute_rewards: bool = setting(
+        False, "Permute rewards inside the batch: nothing should be learned."
+    )
+    evaluator_failure_share: float = setting(
+        0.0, "Share of evaluations that fail at random.", unit="share", ge=0, le=1
+    )

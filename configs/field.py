@@ -1,0 +1,44 @@
+"""The one way a setting is declared, so that none lacks a description, a unit or bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """A frozen group of settings that refuses keys it does not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+def setting(
+    default: Any,
+    description: str,
+    *,
+    unit: str = "",
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+    min_length: int | None = None,
+    max_length: int | None = None,
+    pattern: str | None = None,
+) -> Any:
+    """A pydantic field with a description, a unit ("" for a plain choice or name) and bounds.
+
+    Pass ``...`` as the default of a setting that a file must give.
+    """
+    return Field(
+        default,
+        description=description,
+        ge=ge,
+        gt=gt,
+        le=le,
+        lt=lt,
+        min_length=min_length,
+        max_length=max_length,
+        pattern=pattern,
+        json_schema_extra={"unit": unit},
+    )

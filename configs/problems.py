@@ -1,0 +1,165 @@
+"""Where problems come from, how the agents that work on them run, and how they are scored."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import model_validator
+
+from configs.field import Section, setting
+
+
+class SpecRepoConfig(Section):
+    """The built-in source: specifications of small packages with hidden tests."""
+
+    files: int = setting(1, "Most files of a package.", unit="files", ge=1, le=16)
+    functions_min: int = setting(2, "Fewest functions of a package.", unit="functions", ge=1, le=64)
+    functions_max: int = setting(4, "Most functions of a package.", unit="functions", ge=1, le=64)
+    difficulty: int = setting(
+        1,
+        "How many of the behaviours may be used: 1 is arithmetic of one argument, 2 adds "
+        "conditions, 3 adds lists.",
+        unit="level",
+        ge=1,
+        le=3,
+    )
+    slow_share: float = setting(
+        0.0, "Share of the problems whose tool runs slowly.", unit="share", ge=0, le=1
+    )
+    slow_median_s: float = setting(
+        2.0, "Median time that a slow tool adds to a call.", unit="seconds", ge=0, le=86_400
+    )
+    slow_sigma: float = setting(
+        1.0, "Spread of that time: sigma of a lognormal.", unit="1", ge=0, le=4
+    )
+    pytest_above: int = setting(
+        8,
+        "Packages with more functions than this are tested by pytest, smaller ones by a light "
+        "runner.",
+        unit="functions",
+        ge=0,
+        le=1000,
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> SpecRepoConfig:
+        if self.functions_min > self.functions_max:
+            raise ValueError(
+                f"functions_min ({self.functions_min}) is larger than functions_max "
+                f"({self.functions_max})"
+            )
+        return self
+
+
+class ProblemsConfig(Section):
+    """The problem source of a run."""
+
+    source: str = setting(
+        "specrepo",
+        "Name of a built-in source, or an import path module:Class of your own.",
+        min_length=1,
+        max_length=256,
+    )
+    reward: str | None = setting(
+        None,
+        "Import path module:function of an own reward, (problem, tests, workspace) -> [0, 1]; "
+        "none takes the share of tests that pass.",
+        max_length=256,
+    )
+    seed: int = setting(1, "Seed that the problems are made from.", unit="1", ge=0, le=2**31 - 1)
+    specrepo: SpecRepoConfig = setting(SpecRepoConfig(), "Settings of the built-in source.")
+
+
+class SandboxKind(StrEnum):
+    """What keeps an agent's commands away from the machine."""
+
+    BUBBLEWRAP = "bubblewrap"
+    PROCESS = "process"
+
+
+class HarnessConfig(Section):
+    """The agent program that works on a problem."""
+
+    name: str = setting("loop", "Name of the harness.", min_length=1, max_length=64)
+    turns: int = setting(8, "Most model calls of the main agent.", unit="calls", ge=1, le=10_000)
+    sub_agent_turns: int = setting(
+        5, "Most model calls of one sub-agent.", unit="calls", ge=1, le=10_000
+    )
+    sub_agents: int = setting(2, "Most sub-agents of an execution.", unit="agents", ge=0, le=1000)
+    context_budget: int = setting(
+        230,
+        "Prompt and output tokens after which the agent compacts its history.",
+        unit="tokens",
+        ge=32,
+        le=1_048_576,
+    )
+    max_tokens: int = setting(150, "Most tokens of one reply.", unit="tokens", ge=1, le=262_144)
+    tool_timeout_s: float = setting(
+        10, "Longest time of one command in the workspace.", unit="seconds", ge=0.1, le=86_400
+    )
+
+
+class ClockKind(StrEnum):
+    """Which time counts towards an execution's limit."""
+
+    WORK = "work"
+    WALL = "wall"
+
+
+class RolloutConfig(Section):
+    """How executions are run."""
+
+    queries: int = setting(24, "Problems of a step.", unit="queries", ge=1, le=100_000)
+    group_size: int = setting(8, "Executions of one problem.", unit="executions", ge=2, le=1024)
+    limit_s: float = setting(60, "Time limit of an execution.", unit="seconds", ge=0.5, le=604_800)
+    clock: ClockKind = setting(
+        ClockKind.WORK, "work leaves out time spent waiting in the gateway; wall counts all."
+    )
+    kill_after_s: float = setting(
+        2, "Time between SIGTERM and SIGKILL.", unit="seconds", ge=0, le=600
+    )
+    concurrent: int = setting(
+        64, "Most harness processes at once.", unit="processes", ge=1, le=100_000
+    )
+    temperature: float = setting(
+        1.0, "Sampling temperature of training rollouts.", unit="1", gt=0, le=10
+    )
+    sandbox: SandboxKind = setting(
+        SandboxKind.BUBBLEWRAP, "bubblewrap isolates by namespaces; process does not isolate."
+    )
+    workspace_limit_mb: float = setting(
+        16, "Largest frozen workspace.", unit="MB", gt=0, le=1_000_000
+    )
+
+
+class ScoringConfig(Section):
+    """How a frozen workspace becomes a verdict."""
+
+    limit_s: float = setting(20, "Time limit of one evaluation.", unit="seconds", ge=0.1, le=86_400)
+    memory_mb: int = setting(512, "Memory of one evaluation.", unit="MB", ge=64, le=1_000_000)
+    retries: int = setting(
+        2, "Retries of a failed evaluator, with back-off.", unit="retries", ge=0, le=20
+    )
+    retry_delay_s: float = setting(
+        1.0, "First wait before a retry; it doubles.", unit="seconds", ge=0, le=3600
+    )
+    parallel: int = setting(2, "Evaluations at once.", unit="processes", ge=1, le=1024)
+    max_excluded_share: float = setting(
+        0.25,
+        "More excluded executions than this stop the step before its update.",
+        unit="share",
+        ge=0,
+        le=1,
+    )
+
+
+class EvaluationConfig(Section):
+    """The held-out evaluation."""
+
+    problems: int = setting(48, "Held-out problems.", unit="problems", ge=1, le=100_000)
+    samples: int = setting(2, "Executions of each.", unit="executions", ge=1, le=1024)
+    temperature: float = setting(1.0, "Sampling temperature.", unit="1", ge=0, le=10)
+    before: bool = setting(True, "Evaluate the first policy before step 0.")
+    every: int = setting(
+        0, "Evaluate after every so many steps; 0 only at the end.", unit="steps", ge=0, le=100_000
+    )

@@ -1,0 +1,62 @@
+"""The one model of a run's settings."""
+
+from __future__ import annotations
+
+from pydantic import model_validator
+
+from configs.cells import CellsConfig, DebugConfig, GatewayConfig, PrefectConfig, StorageConfig
+from configs.field import Section, setting
+from configs.model import ModelConfig, WarmStartConfig
+from configs.problems import (
+    EvaluationConfig,
+    HarnessConfig,
+    ProblemsConfig,
+    RolloutConfig,
+    ScoringConfig,
+)
+from configs.training import StalenessConfig, TrainingConfig, TrajectoryConfig
+
+
+class RunConfig(Section):
+    """Everything that decides what a run does. Frozen; unknown keys are refused."""
+
+    name: str = setting(
+        "quickstart", "Name of the configuration.", pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$"
+    )
+    seed: int = setting(1, "Seed of the run.", unit="1", ge=0, le=2**31 - 1)
+    model: ModelConfig = setting(ModelConfig(), "The policy.")
+    warm_start: WarmStartConfig = setting(WarmStartConfig(), "How the first policy is fitted.")
+    problems: ProblemsConfig = setting(ProblemsConfig(), "The problems.")
+    harness: HarnessConfig = setting(HarnessConfig(), "The agent program.")
+    rollout: RolloutConfig = setting(RolloutConfig(), "The executions.")
+    scoring: ScoringConfig = setting(ScoringConfig(), "The verdicts.")
+    trajectory: TrajectoryConfig = setting(TrajectoryConfig(), "The trajectories.")
+    training: TrainingConfig = setting(TrainingConfig(), "The updates.")
+    staleness: StalenessConfig = setting(StalenessConfig(), "The bound on staleness.")
+    evaluation: EvaluationConfig = setting(EvaluationConfig(), "The held-out evaluation.")
+    cells: CellsConfig = setting(CellsConfig(), "The cells.")
+    gateway: GatewayConfig = setting(GatewayConfig(), "The gateway.")
+    storage: StorageConfig = setting(StorageConfig(), "The storage.")
+    prefect: PrefectConfig = setting(PrefectConfig(), "The orchestration server.")
+    debug: DebugConfig = setting(DebugConfig(), "Switches for experiments.")
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> RunConfig:
+        longest = self.harness.context_budget + self.harness.max_tokens
+        if longest > self.model.context:
+            raise ValueError(
+                f"harness.context_budget + harness.max_tokens ({longest}) exceed model.context "
+                f"({self.model.context}): the last call before a compaction would not fit"
+            )
+        if self.rollout.queries < self.training.updates_per_step:
+            raise ValueError(
+                f"rollout.queries ({self.rollout.queries}) is smaller than "
+                f"training.updates_per_step ({self.training.updates_per_step}): an update needs at "
+                f"least one group"
+            )
+        if self.model.context > self.cells.kv_tokens:
+            raise ValueError(
+                f"model.context ({self.model.context}) exceeds cells.kv_tokens "
+                f"({self.cells.kv_tokens})"
+            )
+        return self

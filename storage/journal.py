@@ -1,0 +1,79 @@
+"""Append-only logs of lines: a file on a local store, numbered immutable segments elsewhere."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+from typing import BinaryIO
+
+from storage.objects import StorageError, Store
+
+
+class Journal:
+    """One writer's log under a prefix. A line is durable against the death of this process when
+    ``append`` has returned, and against the machine's when ``fsync`` was asked for.
+
+    Every opening starts a new segment, so that a torn last line of a killed writer is never
+    continued.
+    """
+
+    def __init__(self, store: Store, prefix: str, *, fsync: bool = False) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._fsync = fsync
+        self._lock = threading.Lock()
+        self._next = _next_segment(store, prefix)
+        self._file: BinaryIO | None = None
+
+    def append(self, lines: Iterable[bytes]) -> None:
+        """Write lines (without newlines inside).
+
+        Raises:
+            StorageError: the store is full or refuses.
+        """
+        data = b"".join(line + b"\n" for line in lines)
+        if not data:
+            return
+        with self._lock:
+            try:
+                path = self._store.local_path(self._segment())
+            except StorageError:
+                self._store.write(self._segment(), data)
+                self._next += 1
+                return
+            try:
+                if self._file is None:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (kept open)
+                self._file.write(data)
+                if self._fsync:
+                    os.fsync(self._file.fileno())
+            except OSError as error:
+                raise StorageError(f"{path}: can't be written: {error}") from error
+
+    def close(self) -> None:
+        """End the segment; a later ``append`` opens a new one."""
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+                self._next += 1
+
+    def _segment(self) -> str:
+        return f"{self._prefix}/{self._next:08d}.jsonl"
+
+
+def read_journal(store: Store, prefix: str) -> list[bytes]:
+    """All whole lines of a journal in order. A torn last line of a segment is left out: its writer
+    never got an answer for it."""
+    lines: list[bytes] = []
+    for key in store.keys(prefix):
+        if key.endswith(".jsonl"):
+            lines.extend(store.read(key).split(b"\n")[:-1])
+    return lines
+
+
+def _next_segment(store: Store, prefix: str) -> int:
+    names = [name for name in store.children(prefix) if name.endswith(".jsonl")]
+    return int(names[-1].split(".")[0]) + 1 if names else 0

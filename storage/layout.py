@@ -1,0 +1,105 @@
+"""Keys of everything a run stores, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+def policy_prefix(key: str) -> str:
+    """Folder of a warm-started policy, keyed by its configuration."""
+    return f"policies/{key}"
+
+
+def query_id(step: int, index: int) -> str:
+    """Identifier of a training query."""
+    return f"s{step:05d}-q{index:04d}"
+
+
+def evaluation_query_id(version: int, index: int) -> str:
+    """Identifier of a held-out query."""
+    return f"v{version:05d}-q{index:04d}"
+
+
+def execution_id(query: str, member: int) -> str:
+    """Identifier of a member of a query's group. Deterministic, so that a later attempt adopts."""
+    return f"{query}-e{member:03d}"
+
+
+@dataclass(frozen=True)
+class RunLayout:
+    """Keys of one run, relative to the storage root."""
+
+    run_id: str
+
+    @property
+    def prefix(self) -> str:
+        return f"runs/{self.run_id}"
+
+    @property
+    def config(self) -> str:
+        return f"{self.prefix}/config.yaml"
+
+    @property
+    def manifest(self) -> str:
+        """Versions, processes and byte counters of the run."""
+        return f"{self.prefix}/run.json"
+
+    @property
+    def metrics(self) -> str:
+        return f"{self.prefix}/metrics.jsonl"
+
+    @property
+    def decisions(self) -> str:
+        """Journal of what the manager did and why."""
+        return f"{self.prefix}/decisions"
+
+    def host(self, name: str) -> str:
+        """Registration of a daemon."""
+        return f"{self.prefix}/hosts/{name}.json"
+
+    def log(self, name: str) -> str:
+        return f"{self.prefix}/logs/{name}.log"
+
+    def step(self, step: int) -> str:
+        return f"{self.prefix}/steps/{step:05d}"
+
+    def step_plan(self, step: int) -> str:
+        return f"{self.step(step)}/plan.json"
+
+    def step_done(self, step: int) -> str:
+        return f"{self.step(step)}/done.json"
+
+    def ledger(self, step: int) -> str:
+        return f"{self.step(step)}/ledger"
+
+    def update(self, step: int, update: int) -> str:
+        return f"{self.step(step)}/updates/{update:04d}.json"
+
+    def execution(self, execution: str) -> str:
+        return f"{self.prefix}/executions/{execution}"
+
+    def execution_result(self, execution: str) -> str:
+        return f"{self.execution(execution)}/result.json"
+
+    def workspace(self, execution: str) -> str:
+        return f"{self.execution(execution)}/workspace.tar.zst"
+
+    def calls(self, execution: str) -> str:
+        """Journal prefix of the execution's calls."""
+        return f"{self.execution(execution)}/calls"
+
+    def verdicts(self, execution: str) -> str:
+        return f"{self.execution(execution)}/verdicts"
+
+    def verdict(self, execution: str, version: int) -> str:
+        return f"{self.verdicts(execution)}/{version:04d}.json"
+
+    def group(self, query: str) -> str:
+        """A sealed group: header and samples in one object."""
+        return f"{self.prefix}/groups/{query}.safetensors"
+
+    def checkpoint(self, version: int) -> str:
+        return f"{self.prefix}/checkpoints/{version:08d}"
+
+    def evaluation(self, version: int) -> str:
+        return f"{self.prefix}/evaluations/{version:08d}.json"

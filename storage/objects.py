@@ -1,0 +1,190 @@
+"""Objects that are visible whole or not at all, on any fsspec file system."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from storage.records import Record, decode, encode
+
+R = TypeVar("R", bound=Record)
+
+OBJECT_LIMIT_BYTES = 8 << 30
+_ASIDE = ".writing-"
+
+
+class StorageError(RuntimeError):
+    """The store refused or lost something; the text names the key and what to do."""
+
+
+class MissingObjectError(StorageError):
+    """No object at that key."""
+
+
+class Store:
+    """Objects under one root.
+
+    Args:
+        root: a folder or an fsspec URL (``s3://bucket/prefix``). Keys are relative to it and use
+            forward slashes.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self.url = str(root)
+        self._fs, path = fsspec.core.url_to_fs(self.url)
+        self._root = path.rstrip("/")
+        self._local = isinstance(self._fs, LocalFileSystem)
+
+    def __repr__(self) -> str:
+        return f"Store({self.url!r})"
+
+    def read(self, key: str) -> bytes:
+        """The bytes at ``key``.
+
+        Raises:
+            MissingObjectError: nothing is there.
+            StorageError: the object is larger than the limit or can't be read.
+        """
+        path = self._path(key)
+        try:
+            size = self._fs.size(path)
+            if size is not None and size > OBJECT_LIMIT_BYTES:
+                raise StorageError(f"{path}: {size} bytes, more than {OBJECT_LIMIT_BYTES}")
+            data = self._fs.cat_file(path)
+        except FileNotFoundError:
+            raise MissingObjectError(f"{path}: no such object") from None
+        except OSError as error:
+            raise StorageError(f"{path}: can't be read: {error}") from error
+        return bytes(data)
+
+    def exists(self, key: str) -> bool:
+        """Whether an object (not a folder) is at ``key``."""
+        return bool(self._fs.isfile(self._path(key)))
+
+    def write(self, key: str, data: bytes) -> None:
+        """Put ``data`` at ``key``, replacing what is there. Readers see the old or the new whole.
+
+        Raises:
+            StorageError: the store is full or refuses; nothing half-written stays visible.
+        """
+        path = self._path(key)
+        if not self._local:
+            # Object stores make one put visible at once, so there is nothing to move.
+            try:
+                self._fs.pipe_file(path, data)
+            except OSError as error:
+                raise StorageError(f"{path}: can't be written: {error}") from error
+            return
+        aside = self._write_aside(path, data)
+        try:
+            os.replace(aside, path)
+        except OSError as error:
+            with suppress(OSError):
+                os.unlink(aside)
+            raise StorageError(f"{path}: can't be written: {error}") from error
+
+    def write_once(self, key: str, data: bytes) -> bool:
+        """Put ``data`` at ``key`` unless something is there already; False when it is.
+
+        On a local file system two writers at once can't both succeed. Object stores without a
+        conditional put only look first: there, keys have one writer by design.
+        """
+        path = self._path(key)
+        if not self._local:
+            if self.exists(key):
+                return False
+            self.write(key, data)
+            return True
+        if os.path.exists(path):
+            return False
+        aside = self._write_aside(path, data)
+        try:
+            os.link(aside, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise StorageError(f"{path}: can't be written: {error}") from error
+        finally:
+            os.unlink(aside)
+        return True
+
+    def keys(self, prefix: str) -> list[str]:
+        """Keys of all objects below ``prefix``, sorted; empty when there are none."""
+        return sorted(self._walk(prefix))
+
+    def children(self, prefix: str) -> list[str]:
+        """Names (not keys) of objects and folders directly below ``prefix``, sorted."""
+        try:
+            entries = self._fs.ls(self._path(prefix), detail=False, refresh=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        names = (str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in entries)
+        return sorted(name for name in names if not name.startswith(_ASIDE))
+
+    def delete(self, prefix: str) -> None:
+        """Remove an object or everything below a prefix; nothing there is no error."""
+        path = self._path(prefix)
+        if self._fs.exists(path):
+            self._fs.rm(path, recursive=True)
+
+    def local_path(self, key: str) -> Path:
+        """The file behind ``key``, for programs that need a path.
+
+        Raises:
+            StorageError: this store is not a local file system.
+        """
+        if not self._local:
+            raise StorageError(f"{self.url}: {key} has no local path; use a local storage.root")
+        return Path(self._path(key))
+
+    def write_record(self, key: str, record: Record) -> None:
+        """Put a record at ``key`` as JSON."""
+        self.write(key, encode(record))
+
+    def write_record_once(self, key: str, record: Record) -> bool:
+        """Put a record at ``key`` unless something is there; False when it is."""
+        return self.write_once(key, encode(record))
+
+    def read_record(self, key: str, kind: type[R]) -> R:
+        """The record at ``key``.
+
+        Raises:
+            MissingObjectError: nothing is there.
+            RecordError: it is not a record of that kind, or of a format this version can't read.
+        """
+        return decode(self.read(key), kind, where=key)
+
+    def _path(self, key: str) -> str:
+        parts = key.split("/")
+        if key.startswith("/") or ".." in parts:
+            raise StorageError(f"{key!r}: not a key below the storage root")
+        return f"{self._root}/{key}" if key else self._root
+
+    def _write_aside(self, path: str, data: bytes) -> str:
+        folder, name = os.path.split(path)
+        aside = os.path.join(folder, f"{_ASIDE}{name}-{secrets.token_hex(4)}")
+        try:
+            os.makedirs(folder, exist_ok=True)
+            with open(aside, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            with suppress(OSError):
+                os.unlink(aside)
+            raise StorageError(f"{path}: can't be written: {error}") from error
+        return aside
+
+    def _walk(self, prefix: str) -> Iterator[str]:
+        path = self._path(prefix)
+        skip = len(self._root) + 1
+        for found in self._fs.find(path):
+            if not str(found).rsplit("/", 1)[-1].startswith(_ASIDE):
+                yield str(found)[skip:]

@@ -1,0 +1,267 @@
+"""Frozen records of a run. Each carries its format version; an older one is read or refused."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+R = TypeVar("R", bound="Record")
+
+
+class RecordError(ValueError):
+    """Bytes that are not the expected record, or of a format that this version can't read."""
+
+
+class Record(BaseModel):
+    """Base of everything that is stored as JSON."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
+    FORMAT: ClassVar[int] = 1
+
+
+def encode(record: Record) -> bytes:
+    """A record as one line of JSON with its kind and format version."""
+    body = record.model_dump(mode="json")
+    return orjson.dumps({"record": type(record).__name__, "format": record.FORMAT, **body})
+
+
+def decode(data: bytes, kind: type[R], where: str = "record") -> R:
+    """The record in ``data``.
+
+    Raises:
+        RecordError: names ``where``, what was found and what was expected.
+    """
+    try:
+        body: Any = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise RecordError(f"{where}: not JSON: {error}") from None
+    if not isinstance(body, dict) or body.pop("record", None) != kind.__name__:
+        raise RecordError(f"{where}: not a {kind.__name__} record")
+    version = body.pop("format", None)
+    if version != kind.FORMAT:
+        raise RecordError(
+            f"{where}: {kind.__name__} of format {version}, this version reads {kind.FORMAT}"
+        )
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        raise RecordError(f"{where}: {error}") from None
+
+
+class Split(StrEnum):
+    """Which problems may be trained on."""
+
+    TRAIN = "train"
+    HELD_OUT = "held_out"
+
+
+class QueryPlan(Record):
+    """One problem in one step."""
+
+    query_id: str
+    problem_id: str
+    split: Split
+    group_size: int
+
+
+class StepPlan(Record):
+    """What a step launches, fixed before its first execution starts."""
+
+    step: int
+    policy_version: int
+    queries: tuple[QueryPlan, ...]
+
+
+class ExecutionSpec(Record):
+    """One run of a harness on a problem, as it is handed to an execution host."""
+
+    execution_id: str
+    query_id: str
+    member: int
+    problem_id: str
+    split: Split
+    policy_version: int
+    temperature: float
+    seed: int
+
+
+class ExecutionOutcome(StrEnum):
+    """How an execution ended."""
+
+    COMPLETED = "completed"
+    TIMED_OUT = "timed_out"
+    HOST_FAILED = "host_failed"
+    """Our side failed (sandbox, storage, gateway): there is nothing to score."""
+
+
+class ExecutionResult(Record):
+    """What an execution left behind. Times are seconds since the epoch."""
+
+    execution_id: str
+    query_id: str
+    outcome: ExecutionOutcome
+    started_at: float
+    ended_at: float
+    waited_s: float
+    """Time spent waiting in the gateway; the execution's clock leaves it out."""
+    exit_code: int | None
+    calls: int
+    workspace_key: str | None
+    detail: str
+
+
+class Scored(Record):
+    """A reward in [0, 1]."""
+
+    kind: Literal["scored"] = "scored"
+    reward: float = Field(ge=0, le=1)
+    timed_out: bool
+    tests_passed: int
+    tests_total: int
+    log: str
+
+
+class Excluded(Record):
+    """No reward: our side failed. Never a number."""
+
+    kind: Literal["excluded"] = "excluded"
+    reason: str
+    detail: str
+
+
+Verdict = Annotated[Scored | Excluded, Field(discriminator="kind")]
+
+
+class VerdictRecord(Record):
+    """A verdict with its history: versions are never overwritten."""
+
+    execution_id: str
+    query_id: str
+    version: int
+    late: bool
+    """The group was sealed before this verdict came: kept, not trained."""
+    scored_at: float
+    seconds: float
+    verdict: Verdict
+
+
+class CallKind(StrEnum):
+    """What a model call was for."""
+
+    MAIN = "main"
+    MAIN_SUMMARY = "main-summary"
+    SUB_AGENT = "sub-agent"
+    SUB_AGENT_SUMMARY = "sub-agent-summary"
+    BACKGROUND = "background"
+
+
+class CallStatus(StrEnum):
+    """Whether the client got the whole answer."""
+
+    COMPLETE = "complete"
+    ABANDONED = "abandoned"
+
+
+class VersionSpan(Record):
+    """Output tokens [start, end) of a call that one weight version made."""
+
+    version: int
+    start: int
+    end: int
+
+
+class Call(Record):
+    """One model call. Its prompt is the first ``kept`` ids of its parent's prompt and output,
+    followed by ``new_ids``; the whole prompt is never stored again."""
+
+    call_id: str
+    execution_id: str
+    index: int
+    """Order of arrival within the execution."""
+    parent: str | None
+    kept: int
+    new_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+    output_logprobs: tuple[float, ...]
+    """Behaviour log-probability of each output id, natural logarithm, at temperature 1 of what
+    was sampled from (the sampling distribution)."""
+    spans: tuple[VersionSpan, ...]
+    kind: CallKind
+    kind_reason: str
+    agent: str
+    """Label of the agent inside the execution: ``main`` or a sub-agent's."""
+    status: CallStatus
+    finish_reason: str
+    fork_reason: str | None
+    """Why the call does not extend the last call of its agent, where it does not."""
+    started_at: float
+    waited_s: float
+    seconds: float
+    cell: str
+    cached_tokens: int
+
+
+class Member(Record):
+    """An execution inside a sealed group."""
+
+    execution_id: str
+    verdict: Verdict
+    advantage: float | None
+    """None: excluded, or a group without spread or with fewer than two valid members."""
+    paths: int
+    """Trajectories with targets before the cap."""
+    selected: int
+
+
+class GroupHeader(Record):
+    """The readable part of a sealed group; its samples lie beside it in the same object."""
+
+    query_id: str
+    step: int
+    problem_id: str
+    sealed_at: float
+    members: tuple[Member, ...]
+    spread: bool
+    """Whether at least two valid members differ in reward."""
+
+
+class CheckpointManifest(Record):
+    """Written last: a checkpoint without it does not exist."""
+
+    version: int
+    step: int
+    update: int
+    """Updates of that step that are in the weights."""
+    files: dict[str, str]
+    """Name to sha256."""
+
+
+class UpdateMetrics(Record):
+    """One line of metrics.jsonl: one update."""
+
+    step: int
+    update: int
+    policy_version: int
+    """Version after the update."""
+    executions: int
+    valid: int
+    excluded: int
+    timed_out: int
+    reward_mean: float
+    pass_rate: float
+    """Mean reward of valid executions."""
+    staleness_mean: float
+    staleness_max: int
+    clip_fraction: float
+    grad_norm: float
+    logprob_gap: float
+    """Mean over target tokens of |trainer's log-prob - recorded|."""
+    target_tokens: int
+    trained_tokens: int
+    rollout_s: float
+    train_s: float
+    switch_s: float
+    ended_at: float

@@ -1,0 +1,144 @@
+"""Samples and sealed groups: one object per group, written before its first micro-step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_tensors
+from safetensors.numpy import save as save_tensors
+
+from storage.objects import Store
+from storage.records import CallKind, GroupHeader, Record, RecordError, decode, encode
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A trajectory ready for training.
+
+    Shapes: ``ids`` [tokens]; all others but the scalars are per token of ``ids`` too. Position 0
+    is never a target.
+    """
+
+    execution_id: str
+    kind: CallKind
+    ids: npt.NDArray[np.int32]
+    targets: npt.NDArray[np.bool_]
+    """Own targets: the token at this position was sampled and is trained here."""
+    logprobs: npt.NDArray[np.float32]
+    """Recorded behaviour log-probability at targets; 0 elsewhere."""
+    versions: npt.NDArray[np.int32]
+    """Weight version that sampled the token at targets; -1 elsewhere."""
+    advantage: float
+    weight: float
+    """Share of its execution's loss; the weights of an execution sum to one."""
+
+
+@dataclass(frozen=True)
+class SampleRef:
+    """Where a sample lies."""
+
+    group_key: str
+    index: int
+
+
+@dataclass(frozen=True)
+class SealedGroup:
+    """Members, verdicts, advantages and samples of a query, fixed for ever."""
+
+    header: GroupHeader
+    samples: tuple[Sample, ...]
+
+
+class _Row(Record):
+    execution_id: str
+    kind: CallKind
+    start: int
+    end: int
+    advantage: float
+    weight: float
+
+
+class _Index(Record):
+    header: GroupHeader
+    rows: tuple[_Row, ...]
+
+
+def seal(store: Store, key: str, group: SealedGroup) -> SealedGroup:
+    """Write a group unless it is sealed already, and return what is sealed now."""
+    if store.write_once(key, _encode(group)):
+        return group
+    return read_group(store, key)
+
+
+def read_group(store: Store, key: str) -> SealedGroup:
+    """The group at ``key``.
+
+    Raises:
+        MissingObjectError: it is not sealed.
+        RecordError: the object is damaged or of a format this version can't read.
+    """
+    data = store.read(key)
+    try:
+        arrays = load_tensors(data)
+        index = decode(arrays.pop("index").tobytes(), _Index, where=key)
+        rows = index.rows
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise RecordError(f"{key}: not a sealed group: {error}") from error
+    samples = tuple(_sample(row, arrays) for row in rows)
+    return SealedGroup(index.header, samples)
+
+
+def _sample(row: _Row, arrays: dict[str, npt.NDArray[np.generic]]) -> Sample:
+    cut = slice(row.start, row.end)
+
+    def part(name: str, kind: type[np.generic]) -> npt.NDArray[np.generic]:
+        piece = arrays[name][cut].astype(kind)
+        piece.flags.writeable = False
+        return piece
+
+    return Sample(
+        execution_id=row.execution_id,
+        kind=row.kind,
+        ids=part("ids", np.int32),  # type: ignore[arg-type]
+        targets=part("targets", np.bool_),  # type: ignore[arg-type]
+        logprobs=part("logprobs", np.float32),  # type: ignore[arg-type]
+        versions=part("versions", np.int32),  # type: ignore[arg-type]
+        advantage=row.advantage,
+        weight=row.weight,
+    )
+
+
+def _encode(group: SealedGroup) -> bytes:
+    rows: list[_Row] = []
+    start = 0
+    for sample in group.samples:
+        end = start + len(sample.ids)
+        rows.append(
+            _Row(
+                execution_id=sample.execution_id,
+                kind=sample.kind,
+                start=start,
+                end=end,
+                advantage=sample.advantage,
+                weight=sample.weight,
+            )
+        )
+        start = end
+    index = encode(_Index(header=group.header, rows=tuple(rows)))
+
+    def joined(name: str, kind: type[np.generic]) -> npt.NDArray[np.generic]:
+        parts = [getattr(sample, name).astype(kind) for sample in group.samples]
+        return np.concatenate(parts) if parts else np.zeros(0, kind)
+
+    return save_tensors(
+        {
+            "index": np.frombuffer(index, np.uint8),
+            "ids": joined("ids", np.int32),
+            "targets": joined("targets", np.bool_),
+            "logprobs": joined("logprobs", np.float32),
+            "versions": joined("versions", np.int32),
+        }
+    )

@@ -1,0 +1,1 @@
+"""The stages of a step: plain functions, and in each folder's task.py their Prefect tasks."""
