@@ -6,7 +6,6 @@ import ctypes
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -81,20 +80,6 @@ def cpu_seconds(pid: int | None) -> float:
             times = process.cpu_times()
             total += times.user + times.system + times.children_user + times.children_system
     return total
-
-
-def wait_until(ready: object, *, limit_s: float, what: str, every_s: float = 0.1) -> None:
-    """Call ``ready`` until it returns true.
-
-    Raises:
-        TimeoutError: not within ``limit_s``; the text says what was waited for.
-    """
-    assert callable(ready)
-    deadline = time.monotonic() + limit_s
-    while not ready():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{what}: not within {limit_s:g} s")
-        time.sleep(every_s)
 
 
 def _family(pid: int) -> list[psutil.Process]:

@@ -53,6 +53,11 @@ class RunLayout:
         """Journal of what the manager did and why."""
         return f"{self.prefix}/decisions"
 
+    @property
+    def epochs(self) -> str:
+        """One empty object for each fencing number that was taken."""
+        return f"{self.prefix}/epochs"
+
     def host(self, name: str) -> str:
         """Registration of a daemon."""
         return f"{self.prefix}/hosts/{name}.json"

@@ -1,0 +1,144 @@
+"""What the manager, the training and the flow of one step tell each other, inside one process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+from cells.scheduler import Role, TrainingWork
+
+
+@dataclass(frozen=True)
+class CellState:
+    """A cell as the manager last saw it. ``since`` is on the monotonic clock."""
+
+    name: str
+    role: Role
+    target: Role | None
+    since: float
+    is_core: bool
+    engine_version: int | None
+    replica_version: int | None
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class SwitchTimes:
+    """Seconds that all cells together spent switching since the board was made."""
+
+    seconds: float = 0.0
+    count: int = 0
+
+
+class Board:
+    """Shared state with one lock; waiters are woken at each change.
+
+    Args:
+        live: executions of the step that have not ended yet.
+        serve_version: weight version that the step's executions are served with.
+    """
+
+    def __init__(self, *, live: int, serve_version: int) -> None:
+        self.serve_version = serve_version
+        self._changed = threading.Condition()
+        self._live = live
+        self._work = TrainingWork()
+        self._cells: dict[str, CellState] = {}
+        self._switches = SwitchTimes()
+        self._error: BaseException | None = None
+        self._stopped = False
+
+    @property
+    def live(self) -> int:
+        with self._changed:
+            return self._live
+
+    @property
+    def work(self) -> TrainingWork:
+        with self._changed:
+            return self._work
+
+    @property
+    def switches(self) -> SwitchTimes:
+        with self._changed:
+            return self._switches
+
+    @property
+    def stopped(self) -> bool:
+        with self._changed:
+            return self._stopped
+
+    def cells(self) -> tuple[CellState, ...]:
+        with self._changed:
+            return tuple(self._cells.values())
+
+    def trainers(self) -> tuple[str, ...]:
+        """Names of the cells whose replica may train now, the core first."""
+        cells = [cell for cell in self.cells() if cell.role is Role.TRAINING]
+        return tuple(cell.name for cell in sorted(cells, key=lambda c: (not c.is_core, c.name)))
+
+    def execution_ended(self, count: int = 1) -> None:
+        with self._changed:
+            self._live -= count
+            self._changed.notify_all()
+
+    def set_work(self, work: TrainingWork) -> None:
+        with self._changed:
+            self._work = work
+            self._changed.notify_all()
+
+    def set_cells(self, cells: dict[str, CellState]) -> None:
+        with self._changed:
+            self._cells = dict(cells)
+            self._changed.notify_all()
+
+    def add_switch(self, seconds: float) -> None:
+        with self._changed:
+            old = self._switches
+            self._switches = SwitchTimes(old.seconds + seconds, old.count + 1)
+
+    def fail(self, error: BaseException) -> None:
+        """The manager can't go on; everybody who waits gets ``error``."""
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """The step is over or cancelled."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def check(self) -> None:
+        """Raise what the manager failed with, if it did."""
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+
+    def wait_change(self, limit_s: float) -> None:
+        """Until anything changes, at most ``limit_s`` seconds."""
+        with self._changed:
+            if not self._stopped:
+                self._changed.wait(limit_s)
+
+    def wait_serving(self, limit_s: float) -> None:
+        """Until a cell serves ``serve_version``.
+
+        Raises:
+            TimeoutError: none does within ``limit_s``.
+        """
+        deadline = time.monotonic() + limit_s
+        while not self._stopped:
+            self.check()
+            if any(
+                cell.role is Role.ROLLOUT and cell.engine_version == self.serve_version
+                for cell in self.cells()
+            ):
+                return
+            if time.monotonic() > deadline:
+                seen = ", ".join(f"{c.name} {c.role} v{c.engine_version}" for c in self.cells())
+                raise TimeoutError(
+                    f"no cell serves version {self.serve_version} after {limit_s:g} s; seen: {seen}"
+                )
+            self.wait_change(0.5)
