@@ -1,0 +1,1 @@
+"""Where problems come from and how what an agent left behind is tested."""

@@ -1,0 +1,1 @@
+"""The built-in source: specifications of small packages with hidden tests."""
