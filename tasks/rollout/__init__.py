@@ -1,0 +1,1 @@
+"""Executions: a harness on a problem in a workspace, owned by a daemon that outlives the flow."""
