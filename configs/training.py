@@ -52,6 +52,13 @@ class UpdateMean(StrEnum):
     ALL_VALID = "all_valid"
 
 
+class Baseline(StrEnum):
+    """What a reward is compared with."""
+
+    MEAN = "mean"
+    LEAVE_ONE_OUT = "leave_one_out"
+
+
 class ObjectiveConfig(Section):
     """The loss."""
 
@@ -75,10 +82,22 @@ class ObjectiveConfig(Section):
         UpdateMean.WITH_SPREAD,
         "Divide an update by its executions in groups with spread, or by all valid ones.",
     )
+    baseline: Baseline = setting(
+        Baseline.MEAN,
+        "Advantages compare a reward with the mean of its group, or of the other members.",
+    )
     normalise_std: bool = setting(True, "Divide advantages by the group's standard deviation.")
     epsilon: float = setting(
         1e-4, "Added to the standard deviation of a group.", unit="1", ge=0, le=1
     )
+
+    @model_validator(mode="after")
+    def _reference_exists(self) -> ObjectiveConfig:
+        if self.reference is RatioReference.PROXIMAL:
+            raise ValueError(
+                "reference proximal can't be computed by this version; allowed: behaviour"
+            )
+        return self
 
 
 class TrainingConfig(Section):
