@@ -40,6 +40,11 @@ class RunLayout:
         return f"{self.prefix}/config.yaml"
 
     @property
+    def identity(self) -> str:
+        """A random name of this very run, whatever other run has the same id."""
+        return f"{self.prefix}/identity"
+
+    @property
     def manifest(self) -> str:
         """Versions, processes and byte counters of the run."""
         return f"{self.prefix}/run.json"

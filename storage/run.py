@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -20,6 +21,9 @@ class Run:
     store: Store
     layout: RunLayout
     config: RunConfig
+    identity: str
+    """Random, made with the run: a later run of the same name never finds this one's cached task
+    results."""
 
     @property
     def run_id(self) -> str:
@@ -33,6 +37,7 @@ def create_run(root: str, run_id: str, config: RunConfig) -> Run:
         ConfigError: the run exists with other settings.
     """
     store, layout = Store(root), RunLayout(run_id)
+    store.write_once(layout.identity, secrets.token_hex(8).encode())
     if not store.write_once(layout.config, dump_config(config).encode()):
         found = open_run(root, run_id)
         if found.config != config:
@@ -54,6 +59,7 @@ def open_run(root: str, run_id: str) -> Run:
     store, layout = Store(root), RunLayout(run_id)
     try:
         text = store.read(layout.config)
+        identity = store.read(layout.identity).decode()
     except MissingObjectError:
         names = ", ".join(store.children("runs")) or "none"
         raise StorageError(f"no run {run_id!r} in {root}; there are: {names}") from None
@@ -61,4 +67,4 @@ def open_run(root: str, run_id: str) -> Run:
         config = RunConfig.model_validate(yaml.safe_load(text))
     except ValueError as error:
         raise ConfigError(f"{layout.config}: not readable by this version: {error}") from error
-    return Run(store, layout, config)
+    return Run(store, layout, config, identity)

@@ -1,0 +1,144 @@
+"""The Prefect server, work pool and worker of this machine: found, or started and ended again."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from cells.process import end_group, spawn
+from configs.cells import PrefectConfig
+
+
+class ServerError(RuntimeError):
+    """The orchestration server can't be used; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Orchestration:
+    """Where the server is, and the processes that were started here."""
+
+    api_url: str
+    ui_url: str
+    server_pid: int | None
+    worker_pid: int | None
+
+
+@contextmanager
+def orchestration(
+    config: PrefectConfig, home: Path, say: Callable[[str], None]
+) -> Iterator[Orchestration]:
+    """A healthy server with the work pool and a worker, for as long as the block lasts.
+
+    A server that ``PREFECT_API_URL`` names, or that answers on ``config.port``, is used and left
+    running. What had to be started is ended at the end of the block.
+
+    Raises:
+        ServerError: the port belongs to another program, or the server does not start.
+    """
+    started: list[subprocess.Popen[bytes]] = []
+    named = os.environ.get("PREFECT_API_URL")
+    api_url = named or f"http://127.0.0.1:{config.port}/api"
+    environment = {
+        "PREFECT_HOME": str(home),
+        "PREFECT_API_URL": api_url,
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+        "PREFECT_CLI_COLORS": "false",
+        # Results are names of objects: nothing here is ever pickled.
+        "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
+    }
+    try:
+        # Before anything imports prefect, which reads its settings once.
+        os.environ.update(environment)
+        server = None if _healthy(api_url) else _start_server(config, home, named, say)
+        if server is not None:
+            started.append(server)
+            _wait_healthy(server, api_url, config.start_limit_s, home)
+        say(f"Prefect UI: {api_url.removesuffix('/api')}")
+        worker = _ensure_worker(config, home)
+        if worker is not None:
+            started.append(worker)
+        yield Orchestration(
+            api_url=api_url,
+            ui_url=api_url.removesuffix("/api"),
+            server_pid=server.pid if server else None,
+            worker_pid=worker.pid if worker else None,
+        )
+    finally:
+        for process in reversed(started):
+            end_group(process.pid, grace_s=10)
+            process.wait()
+
+
+def _healthy(api_url: str) -> bool:
+    try:
+        answer = httpx.get(f"{api_url}/health", timeout=5, trust_env=False)
+    except httpx.HTTPError:
+        return False
+    return answer.status_code == 200
+
+
+def _start_server(
+    config: PrefectConfig, home: Path, named: str | None, say: Callable[[str], None]
+) -> subprocess.Popen[bytes]:
+    if named is not None:
+        raise ServerError(
+            f"PREFECT_API_URL is {named}, and no Prefect server answers there: start it, or unset "
+            f"the variable and let gyre start one"
+        )
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", config.port)) == 0:
+            raise ServerError(
+                f"port {config.port} is taken by a program that is not a Prefect server: end it, "
+                f"or choose another port with --set prefect.port=4201"
+            )
+    say(f"starting the Prefect server on port {config.port}")
+    argv = [sys.executable, "-m", "prefect", "server", "start"]
+    argv += ["--host", "127.0.0.1", "--port", str(config.port)]
+    return spawn(argv, env=os.environ, log=home / "server.log")
+
+
+def _wait_healthy(
+    server: subprocess.Popen[bytes], api_url: str, limit_s: float, home: Path
+) -> None:
+    deadline = time.monotonic() + limit_s
+    while not _healthy(api_url):
+        if server.poll() is not None or time.monotonic() > deadline:
+            log = (home / "server.log").read_text(errors="replace").splitlines()
+            raise ServerError(
+                f"the Prefect server did not start within {limit_s:g} s; its log ends:\n"
+                + "\n".join(log[-12:])
+            )
+        time.sleep(0.25)
+
+
+def _ensure_worker(config: PrefectConfig, home: Path) -> subprocess.Popen[bytes] | None:
+    """A worker of the pool, unless one is online already."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.client.schemas.objects import WorkerStatus
+    from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+
+    with get_client(sync_client=True) as client:
+        try:
+            client.read_work_pool(config.work_pool)
+        except ObjectNotFound:
+            with suppress(ObjectAlreadyExists):
+                client.create_work_pool(WorkPoolCreate(name=config.work_pool, type="process"))
+        workers = client.read_workers_for_work_pool(config.work_pool)
+    if any(worker.status == WorkerStatus.ONLINE for worker in workers):
+        return None
+    argv = [sys.executable, "-m", "prefect", "worker", "start", "--type", "process"]
+    argv += ["--pool", config.work_pool, "--name", f"{socket.gethostname()}-{os.getpid()}"]
+    # The flow run is a child of the worker; it needs this environment's programs first.
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"}
+    return spawn(argv, env=env, log=home / "worker.log")
