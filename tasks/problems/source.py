@@ -10,16 +10,13 @@ from typing import Protocol, runtime_checkable
 
 from configs.problems import ProblemsConfig
 from storage.records import Split
+from tasks.problems.evaluation import EvaluationLimits, EvaluatorError, TestReport
 
 BUILT_IN = {"specrepo": "tasks.problems.specrepo.source:SpecRepo"}
 
 
 class ProblemSourceError(ValueError):
     """A source that can't be had or an id that it does not know; the text says what to change."""
-
-
-class EvaluatorError(RuntimeError):
-    """Our side of an evaluation failed, so there is no score. The agent's code never causes it."""
 
 
 @dataclass(frozen=True)
@@ -34,30 +31,6 @@ class Problem:
     """Workspace template: relative path to text."""
     tool_delay_s: float
     """Seconds that a slow tool adds to each command the agent runs; 0 for a fast one."""
-
-
-@dataclass(frozen=True)
-class EvaluationLimits:
-    """Bounds of one evaluation."""
-
-    seconds: float
-    """Wall time of all tests together."""
-    memory_mb: int
-    """Address space of the process that runs the agent's code."""
-
-
-@dataclass(frozen=True)
-class TestReport:
-    """What the hidden tests found."""
-
-    __test__ = False
-
-    passed: int
-    total: int
-    log: str
-    """One line a test, for people."""
-    timed_out: bool
-    """The evaluation's own time limit ended it; tests that did not run count as failed."""
 
 
 @runtime_checkable
@@ -130,3 +103,15 @@ def make_source(config: ProblemsConfig) -> ProblemSource:
         )
     source: ProblemSource = kind(config)
     return source
+
+
+__all__ = [
+    "BUILT_IN",
+    "EvaluationLimits",
+    "EvaluatorError",
+    "Problem",
+    "ProblemSource",
+    "ProblemSourceError",
+    "TestReport",
+    "make_source",
+]

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from cells.process import end_group
-from tasks.problems.source import EvaluationLimits, EvaluatorError
+from tasks.problems.evaluation import EvaluationLimits, EvaluatorError
 
 CALL_LIMIT_S = 2.0
 START_LIMIT_S = 30.0

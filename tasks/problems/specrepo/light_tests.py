@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from tasks.problems.source import EvaluationLimits, TestReport
+from tasks.problems.evaluation import EvaluationLimits, TestReport
 from tasks.problems.specrepo.specification import Function, Specification
 from tasks.problems.subject import OutOfTimeError, Subject, SubjectError
 

@@ -19,8 +19,9 @@ from xml.etree import ElementTree
 
 import orjson
 
-from tasks.problems.source import EvaluationLimits, EvaluatorError, TestReport
+from tasks.problems.evaluation import EvaluationLimits, EvaluatorError, TestReport
 from tasks.problems.specrepo.specification import Specification
+from tasks.problems.subject import OutOfTimeError
 
 PYTEST_START_S = 30.0
 """Time for pytest's own start-up, on top of the limit of the tests."""
@@ -33,7 +34,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.problems.source import EvaluationLimits
+from tasks.problems.evaluation import EvaluationLimits, EvaluatorError
 from tasks.problems.subject import OutOfTimeError, Subject
 
 SETUP = json.loads(Path(__file__).with_name("setup.json").read_text())
@@ -50,8 +51,8 @@ def subject():
 def pytest_runtest_call(item):
     try:
         return (yield)
-    except OutOfTimeError:
-        Path(__file__).with_name("timed-out").touch()
+    except (OutOfTimeError, EvaluatorError) as error:
+        Path(__file__).with_name(type(error).__name__).write_text(str(error))
         raise
 """
 
@@ -141,6 +142,9 @@ def _report(tests: Path, total: int, output: str) -> TestReport:
         raise EvaluatorError(f"pytest left no report: {error}\n{output[-2000:]}") from error
     if len(cases) != total or any(case.find("error") is not None for case in cases):
         raise EvaluatorError(f"pytest ran {len(cases)} of {total} tests\n{output[-2000:]}")
+    ours = tests / EvaluatorError.__name__
+    if ours.exists():
+        raise EvaluatorError(ours.read_text(encoding="utf-8"))
     passed = sum(case.find("failure") is None for case in cases)
-    timed_out = (tests / "timed-out").exists()
+    timed_out = (tests / OutOfTimeError.__name__).exists()
     return TestReport(passed, total, output[-4000:], timed_out)
