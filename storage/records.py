@@ -214,6 +214,12 @@ class Member(Record):
     paths: int
     """Trajectories with targets before the cap."""
     selected: int
+    target_tokens: int = 0
+    """Targets of the selected trajectories."""
+    dropped_tokens: int = 0
+    """Sampled tokens that only trajectories beyond the cap hold."""
+    cut_tokens: int = 0
+    """Sampled tokens of calls that end beyond the model's context."""
 
 
 class GroupHeader(Record):
@@ -250,13 +256,14 @@ class UpdateMetrics(Record):
     valid: int
     excluded: int
     timed_out: int
-    reward_mean: float
-    pass_rate: float
-    """Mean reward of valid executions."""
+    reward_mean: float | None
+    pass_rate: float | None
+    """Mean reward of valid executions; None when there was none."""
     staleness_mean: float
     staleness_max: int
     clip_fraction: float
-    grad_norm: float
+    grad_norm: float | None
+    """Before clipping; None when it was not finite, so that the update was skipped."""
     logprob_gap: float
     """Mean over target tokens of |trainer's log-prob - recorded|."""
     target_tokens: int
