@@ -1,0 +1,1 @@
+"""From recorded calls to trees, ranked trajectories, and sealed groups of samples."""
