@@ -158,6 +158,7 @@ class EvaluationConfig(Section):
 
     problems: int = setting(48, "Held-out problems.", unit="problems", ge=1, le=100_000)
     samples: int = setting(2, "Executions of each.", unit="executions", ge=1, le=1024)
+    seed: int = setting(1, "Seed of the held-out problems.", unit="1", ge=0, le=2**31 - 1)
     temperature: float = setting(1.0, "Sampling temperature.", unit="1", ge=0, le=10)
     before: bool = setting(True, "Evaluate the first policy before step 0.")
     every: int = setting(

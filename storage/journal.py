@@ -74,6 +74,28 @@ def read_journal(store: Store, prefix: str) -> list[bytes]:
     return lines
 
 
+def append_line(store: Store, key: str, line: bytes) -> None:
+    """Add a line to one growing object. Meant for small files with one writer, such as metrics:
+    an object store has to write the whole of it again."""
+    try:
+        path = store.local_path(key)
+    except StorageError:
+        old = store.read(key) if store.exists(key) else b""
+        store.write(key, old + line + b"\n")
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "ab", buffering=0) as file:
+            file.write(line + b"\n")
+    except OSError as error:
+        raise StorageError(f"{path}: can't be written: {error}") from error
+
+
+def read_lines(store: Store, key: str) -> list[bytes]:
+    """Whole lines of one growing object; none when it is not there."""
+    return store.read(key).split(b"\n")[:-1] if store.exists(key) else []
+
+
 def _next_segment(store: Store, prefix: str) -> int:
     names = [name for name in store.children(prefix) if name.endswith(".jsonl")]
     return int(names[-1].split(".")[0]) + 1 if names else 0

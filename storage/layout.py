@@ -98,6 +98,14 @@ class RunLayout:
         """Journal prefix of the execution's calls."""
         return f"{self.execution(execution)}/calls"
 
+    def turns(self, execution: str) -> str:
+        """Journal prefix of the messages that belong to the calls."""
+        return f"{self.execution(execution)}/turns"
+
+    def session(self, execution: str) -> str:
+        """What a gateway needs to go on with an execution after its restart."""
+        return f"{self.execution(execution)}/session.json"
+
     def verdicts(self, execution: str) -> str:
         return f"{self.execution(execution)}/verdicts"
 

@@ -272,3 +272,29 @@ class UpdateMetrics(Record):
     train_s: float
     switch_s: float
     ended_at: float
+
+
+class Evaluation(Record):
+    """Held-out result of one weight version."""
+
+    version: int
+    problems: int
+    """Problems with at least one valid execution."""
+    executions: int
+    """Valid executions."""
+    excluded: int
+    timed_out: int
+    pass_rate: float
+    """Mean over problems of the mean reward of their valid executions."""
+    standard_error: float
+    rates: dict[str, float]
+    """Problem id to its mean reward."""
+
+
+class StepDone(Record):
+    """A step whose updates are all in a checkpoint."""
+
+    step: int
+    policy_version: int
+    """Version after its last update."""
+    seconds: float

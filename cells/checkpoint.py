@@ -1,0 +1,127 @@
+"""Checkpoints of a run: written aside, verified, visible when their manifest is there."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from cells.client import DaemonClient
+from storage.objects import Store
+from storage.records import CheckpointManifest
+from storage.run import Run
+
+MANIFEST = "manifest.json"
+POLICY = "policy"
+STATE = "state"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that can't be used; the text names the file and what is wrong."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A whole checkpoint."""
+
+    manifest: CheckpointManifest
+    key: str
+
+    @property
+    def policy_key(self) -> str:
+        """HF directory of its weights."""
+        return f"{self.key}/{POLICY}"
+
+    @property
+    def state_key(self) -> str:
+        """Weights, optimizer and random state, as the replica saves them."""
+        return f"{self.key}/{STATE}"
+
+
+def save_checkpoint(
+    run: Run, core: DaemonClient, *, epoch: int, step: int, update: int
+) -> Checkpoint:
+    """Save what the core holds after ``update`` updates of ``step``; found again if it is there.
+
+    Raises:
+        DaemonError: the core refused or died; nothing is visible then.
+    """
+    limit = run.config.cells.switch_limit_s
+    status = core.call("GET", "/status")
+    version = int(status["replica"]["version"])
+    found = find_checkpoint(run, version)
+    if found is not None:
+        return found
+    key = run.layout.checkpoint(version)
+    target = run.store.local_path(key)
+    aside = target.with_name(f".writing-{target.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(target, ignore_errors=True)  # one without a manifest: a writer was killed
+    aside.mkdir(parents=True)
+    for command, name in (("save", STATE), ("export", POLICY)):
+        args = {"path": str(aside / name)}
+        answer = core.call(
+            "POST", f"/replica/{command}", {"epoch": epoch, "args": args}, limit_s=limit
+        )
+        if answer["version"] != version:
+            raise CheckpointError(f"{core.name}: version moved from {version} during {command}")
+    manifest = CheckpointManifest(version=version, step=step, update=update, files=_digests(aside))
+    aside.rename(target)
+    run.store.write_record(f"{key}/{MANIFEST}", manifest)
+    return Checkpoint(manifest, key)
+
+
+def find_checkpoint(run: Run, version: int) -> Checkpoint | None:
+    """The whole checkpoint of a version, or None."""
+    key = run.layout.checkpoint(version)
+    if not run.store.exists(f"{key}/{MANIFEST}"):
+        return None
+    manifest = run.store.read_record(f"{key}/{MANIFEST}", CheckpointManifest)
+    return Checkpoint(manifest, key)
+
+
+def latest_checkpoint(run: Run) -> Checkpoint | None:
+    """The whole checkpoint of the highest version, its files verified.
+
+    Raises:
+        CheckpointError: a file is missing or differs from the manifest.
+    """
+    names = run.store.children(run.layout.checkpoint(0).rsplit("/", 1)[0])
+    for name in reversed([name for name in names if name.isdigit()]):
+        checkpoint = find_checkpoint(run, int(name))
+        if checkpoint is not None:
+            _verify(run.store, checkpoint)
+            return checkpoint
+    return None
+
+
+def prune_checkpoints(run: Run, keep: int) -> None:
+    """Delete all but the newest ``keep`` whole checkpoints."""
+    names = run.store.children(run.layout.checkpoint(0).rsplit("/", 1)[0])
+    whole = [name for name in names if name.isdigit() and find_checkpoint(run, int(name))]
+    for name in whole[:-keep]:
+        key = run.layout.checkpoint(int(name))
+        # The manifest goes first: what is half deleted does not exist.
+        run.store.delete(f"{key}/{MANIFEST}")
+        run.store.delete(key)
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): _sha256(path) for path in files}
+
+
+def _verify(store: Store, checkpoint: Checkpoint) -> None:
+    folder = store.local_path(checkpoint.key)
+    for name, expected in checkpoint.manifest.files.items():
+        path = folder / name
+        if not path.is_file():
+            raise CheckpointError(f"{path}: missing; delete {folder} to resume from an older one")
+        if _sha256(path) != expected:
+            raise CheckpointError(f"{path}: damaged; delete {folder} to resume from an older one")
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

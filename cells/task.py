@@ -1,0 +1,51 @@
+"""The Prefect task of the long-running cell manager."""
+
+from __future__ import annotations
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+
+from cells.board import Board
+from cells.client import DaemonClient
+from cells.manager import Decision, Manager
+from cells.scheduler import make_policy
+from storage.run import open_run
+
+
+@task(name="manage_cells", cache_policy=NO_CACHE, persist_result=False)
+def manage_cells(
+    root: str,
+    run_id: str,
+    step: int,
+    epoch: int,
+    board: Board,
+    cells: dict[str, DaemonClient],
+    gateway: DaemonClient,
+) -> None:
+    """Move cells as the policy decides until the board is stopped."""
+    run = open_run(root, run_id)
+    logger = get_run_logger()
+
+    def report(decision: Decision) -> None:
+        failed = f", failed: {decision.failed}" if decision.failed else ""
+        logger.info(
+            "%s to %s in %.2f s: %s%s",
+            decision.cell,
+            decision.to,
+            decision.seconds,
+            decision.reason,
+            failed,
+        )
+
+    Manager(
+        store=run.store,
+        layout=run.layout,
+        config=run.config,
+        cells=cells,
+        gateway=gateway,
+        policy=make_policy(run.config.cells.policy),
+        board=board,
+        step=step,
+        epoch=epoch,
+        report=report,
+    ).run()

@@ -1,0 +1,89 @@
+"""The daemons of a run, as flows see them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from cells.client import DaemonClient
+from cells.launch import DaemonSpec, LeaseKeeper, ensure_daemons, stop_daemons
+from storage.run import Run
+
+GATEWAY = "gateway"
+EXECUTIONS = "executions"
+_STOP_GRACE_S = 15.0
+_SMALL_START_S = 120.0
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Clients of every daemon of a run."""
+
+    gateway: DaemonClient
+    executions: DaemonClient
+    cells: dict[str, DaemonClient]
+    core: str
+
+    def all(self) -> list[DaemonClient]:
+        return [self.gateway, self.executions, *self.cells.values()]
+
+
+def cell_daemon(cell: str) -> str:
+    """Registered name of the host of a cell."""
+    return f"cell-{cell}"
+
+
+@contextmanager
+def hosts_of(
+    run: Run, policy_key: str, version: int, say: Callable[[str], None]
+) -> Iterator[Hosts]:
+    """Every daemon of the run, adopted or started, kept alive until the block ends, then ended.
+
+    Args:
+        policy_key: HF directory in storage that engines and replicas start with.
+        version: the weight version that it is.
+
+    When this process is killed the daemons live on until their lease ends, so that the next
+    attempt adopts them with the harnesses that run on them.
+    """
+    policy = str(run.store.local_path(policy_key))
+    common = ("--policy", policy)
+    cells = run.config.cells
+    specs = [
+        DaemonSpec(GATEWAY, "cells.gateway.server", common, _SMALL_START_S),
+        DaemonSpec(EXECUTIONS, "tasks.rollout.host", (), _SMALL_START_S),
+        *(
+            DaemonSpec(
+                cell_daemon(cell.name),
+                "cells.host",
+                (*common, "--version", str(version)),
+                cells.start_limit_s,
+            )
+            for cell in cells.cells
+        ),
+    ]
+    clients = ensure_daemons(run.store, run.layout, specs, say)
+    keeper = LeaseKeeper(list(clients.values()), cells.lease_s)
+    try:
+        yield _hosts(run, clients)
+    finally:
+        keeper.close()
+        stop_daemons(list(clients.values()), _STOP_GRACE_S)
+
+
+def find_hosts(run: Run) -> Hosts:
+    """Clients of daemons that somebody else keeps alive.
+
+    Raises:
+        DaemonGoneError: one is not registered.
+    """
+    names = [GATEWAY, EXECUTIONS, *(cell_daemon(cell.name) for cell in run.config.cells.cells)]
+    clients = {name: DaemonClient.find(run.store, run.layout, name) for name in names}
+    return _hosts(run, clients)
+
+
+def _hosts(run: Run, clients: dict[str, DaemonClient]) -> Hosts:
+    cells = {cell.name: clients[cell_daemon(cell.name)] for cell in run.config.cells.cells}
+    core = next(cell.name for cell in run.config.cells.cells if cell.core)
+    return Hosts(clients[GATEWAY], clients[EXECUTIONS], cells, core)

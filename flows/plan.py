@@ -1,0 +1,52 @@
+"""What a step or an evaluation launches, fixed in storage before its first execution."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+from storage.layout import evaluation_query_id, query_id
+from storage.records import QueryPlan, Split, StepPlan
+from storage.run import Run
+from tasks.problems.source import make_source
+
+
+def step_plan(run: Run, step: int, policy_version: int) -> StepPlan:
+    """The plan of ``step``: made once, with the version that serves it, then always the same."""
+    key = run.layout.step_plan(step)
+    if not run.store.exists(key):
+        source = make_source(run.config.problems)
+        count = run.config.rollout.queries
+        problems = source.ids(Split.TRAIN, count, _seed(run, f"step {step}"))
+        queries = tuple(
+            QueryPlan(
+                query_id=query_id(step, index),
+                problem_id=problem,
+                split=Split.TRAIN,
+                group_size=run.config.rollout.group_size,
+            )
+            for index, problem in enumerate(problems)
+        )
+        plan = StepPlan(step=step, policy_version=policy_version, queries=queries)
+        run.store.write_record_once(key, plan)
+    return run.store.read_record(key, StepPlan)
+
+
+def evaluation_queries(run: Run, version: int) -> tuple[QueryPlan, ...]:
+    """Held-out queries: the same problems for every version, so that versions pair."""
+    source = make_source(run.config.problems)
+    settings = run.config.evaluation
+    problems = source.ids(Split.HELD_OUT, settings.problems, settings.seed)
+    return tuple(
+        QueryPlan(
+            query_id=evaluation_query_id(version, index),
+            problem_id=problem,
+            split=Split.HELD_OUT,
+            group_size=settings.samples,
+        )
+        for index, problem in enumerate(problems)
+    )
+
+
+def _seed(run: Run, purpose: str) -> int:
+    digest = blake2b(f"{run.config.seed}/{purpose}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest) >> 1

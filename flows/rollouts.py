@@ -1,0 +1,59 @@
+"""Rollouts and verdicts of a set of queries, for a training step as for an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from prefect.futures import PrefectFuture, as_completed
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from cells.board import Board
+from flows.hosts import Hosts
+from storage.layout import execution_id
+from storage.records import QueryPlan
+from storage.run import Run
+from tasks.rollout.task import run_group
+from tasks.scoring.task import score_execution
+
+
+def runner_for(queries: int, parallel_scores: int) -> ThreadPoolTaskRunner[Any]:
+    """A task runner with threads enough that no waiting task blocks another.
+
+    A group waits in a thread while it runs and in another while it is built.
+    """
+    return ThreadPoolTaskRunner(max_workers=2 * queries + parallel_scores + 8)
+
+
+def roll_out(
+    run: Run,
+    root: str,
+    hosts: Hosts,
+    board: Board,
+    queries: Sequence[QueryPlan],
+    policy_version: int,
+    temperature: float,
+) -> Iterator[tuple[QueryPlan, list[PrefectFuture[str]]]]:
+    """Each query with its submitted scores, in the order in which the groups' rollouts end.
+
+    Raises:
+        Exception: what a group's rollout failed with.
+    """
+    score = score_execution.with_options(
+        retries=run.config.scoring.retries,
+        retry_delay_seconds=[
+            run.config.scoring.retry_delay_s * 2**attempt
+            for attempt in range(run.config.scoring.retries)
+        ],
+    )
+    groups = {
+        run_group.submit(
+            root, run.run_id, query, policy_version, temperature, hosts.executions, board
+        ): query
+        for query in queries
+    }
+    for done in as_completed(list(groups)):
+        done.result()
+        query = groups[done]
+        members = (execution_id(query.query_id, member) for member in range(query.group_size))
+        yield query, [score.submit(root, run.run_id, query, member) for member in members]

@@ -1,0 +1,26 @@
+"""Flow ``warm_start``: the policy that a run starts from, made once for each configuration."""
+
+from __future__ import annotations
+
+from prefect import flow, get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+
+from configs.model import ModelSource
+from storage.run import open_run
+from tasks.warm_start.build import build_policy, import_policy
+
+
+@task(name="fit policy", cache_policy=NO_CACHE)
+def fit_policy(root: str, run_id: str) -> str:
+    """Key of the HF directory in storage. Found again when it was made before."""
+    run = open_run(root, run_id)
+    logger = get_run_logger()
+    if run.config.model.source is ModelSource.HF_DIRECTORY:
+        return import_policy(run.store, run.config)
+    return build_policy(run.store, run.config, logger.info)
+
+
+@flow(name="warm_start", flow_run_name="{run_id} warm start", persist_result=True)
+def warm_start(root: str, run_id: str) -> str:
+    """Make the first policy of a run and return its key in storage."""
+    return fit_policy(root, run_id)
