@@ -8,6 +8,7 @@ from uuid import UUID
 from prefect import Flow
 from prefect.client.schemas.objects import ConcurrencyLimitConfig
 from prefect.deployments.runner import RunnerDeployment
+from prefect.types.entrypoint import EntrypointType
 
 from flows.evaluate import evaluate
 from flows.train import train

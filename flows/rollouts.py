@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 from prefect.futures import PrefectFuture, as_completed
-from prefect.task_runners import ThreadPoolTaskRunner
+from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from cells.board import Board
 from flows.hosts import Hosts
@@ -17,12 +17,14 @@ from tasks.rollout.task import run_group
 from tasks.scoring.task import score_execution
 
 
-def runner_for(queries: int, parallel_scores: int) -> ThreadPoolTaskRunner[Any]:
+def runner_for(queries: int, parallel_scores: int) -> TaskRunner[PrefectFuture[Any]]:
     """A task runner with threads enough that no waiting task blocks another.
 
     A group waits in a thread while it runs and in another while it is built.
     """
-    return ThreadPoolTaskRunner(max_workers=2 * queries + parallel_scores + 8)
+    threads = 2 * queries + parallel_scores + 8
+    # Its future type is a subclass, which the invariant type parameter does not admit.
+    return cast(TaskRunner[PrefectFuture[Any]], ThreadPoolTaskRunner(max_workers=threads))
 
 
 def roll_out(
