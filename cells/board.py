@@ -81,7 +81,10 @@ class Board:
     def execution_ended(self, count: int = 1) -> None:
         with self._changed:
             self._live -= count
-            self._changed.notify_all()
+            # Between, the manager's own interval does: a decision for each of hundreds of
+            # executions would only ask every daemon for its state again.
+            if self._live <= 0:
+                self._changed.notify_all()
 
     def set_work(self, work: TrainingWork) -> None:
         with self._changed:

@@ -143,7 +143,7 @@ class Manager:
         if role is Role.ROLLOUT:
             if state.engine_version == self._board.serve_version:
                 self._announce(name, "serving")
-            else:
+            elif self._board.live > 0:
                 move = Move(name, Role.ROLLOUT, "serves an older version")
                 self._begin(move, state)
                 return self._state[name]

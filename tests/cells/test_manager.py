@@ -1,0 +1,202 @@
+"""The manager against cells and a gateway that answer as the real ones do, in this process."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from cells.board import Board
+from cells.client import DaemonClient, DaemonError, FencedError
+from cells.manager import Decision, Manager, NoCellsError
+from cells.scheduler import Role, TrainingWork, make_policy
+from configs.run import RunConfig
+from storage.layout import RunLayout
+from storage.objects import Store
+
+LIMIT_S = 20
+
+
+class FakeCell:
+    """Roles, versions and epochs of a cell host."""
+
+    def __init__(self, name: str, *, role: str = "rollout", version: int = 0) -> None:
+        self.name = f"cell-{name}"
+        self.role = role
+        self.engine = self.replica = version
+        self.fail_role: str | None = None
+        self.calls: list[str] = []
+
+    def call(
+        self, method: str, path: str, body: Any = None, *, limit_s: float = 0, params: Any = None
+    ) -> dict[str, Any]:
+        if path != "/status":
+            self.calls.append(f"{path} {body.get('role', '')}".strip())
+        if path == "/role":
+            if self.fail_role == body["role"]:
+                raise DaemonError("the engine does not get idle")
+            self.role = body["role"]
+            if body["version"] is not None:
+                self.engine = body["version"]
+            return {}
+        if path == "/replica/publish":
+            return {"descriptor": {"version": self.replica}}
+        if path == "/replica/pull":
+            self.replica = body["args"]["descriptor"]["version"]
+            return {"version": self.replica}
+        return {
+            "role": self.role,
+            "engine": {"url": f"http://{self.name}", "version": self.engine, "token": "t"},
+            "replica": {"version": self.replica},
+            "detail": "",
+        }
+
+
+class FakeGateway:
+    """Which cells the gateway was told about."""
+
+    def __init__(self) -> None:
+        self.cells: dict[str, str] = {}
+        self.fenced = False
+
+    def call(
+        self, method: str, path: str, body: Any = None, *, limit_s: float = 0, params: Any = None
+    ) -> dict[str, Any]:
+        if self.fenced:
+            raise FencedError("epoch 1 is older than 2")
+        name = path.rsplit("/", 1)[-1]
+        if method == "PUT":
+            self.cells[name] = body["state"]
+        if method == "DELETE":
+            self.cells.pop(name, None)
+        return {"cells": {cell: {"live": 0} for cell in self.cells}}
+
+
+class Rig:
+    """A manager on two fake cells, in a thread."""
+
+    def __init__(self, folder: Path, *, live: int, version: int = 0, **cells: FakeCell) -> None:
+        self.cells = {"a": FakeCell("a"), "b": FakeCell("b"), **cells}
+        self.gateway = FakeGateway()
+        self.board = Board(live=live, serve_version=version)
+        self.decisions: list[Decision] = []
+        self.decided = threading.Condition()
+        config = RunConfig.model_validate({"cells": {"decide_every_s": 0.05}})
+        self.manager = Manager(
+            store=Store(folder),
+            layout=RunLayout("r"),
+            config=config,
+            cells=cast(dict[str, DaemonClient], self.cells),
+            gateway=cast(DaemonClient, self.gateway),
+            policy=make_policy("colocate"),
+            board=self.board,
+            step=0,
+            epoch=1,
+            report=self._report,
+        )
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.manager.run()
+        except BaseException as error:
+            self.error = error
+
+    def _report(self, decision: Decision) -> None:
+        with self.decided:
+            self.decisions.append(decision)
+            self.decided.notify_all()
+
+    def wait_decisions(self, count: int) -> None:
+        with self.decided:
+            assert self.decided.wait_for(lambda: len(self.decisions) >= count, LIMIT_S)
+
+    def wait_roles(self, role: Role, count: int) -> None:
+        for _ in range(200):
+            if sum(cell.role is role for cell in self.board.cells()) >= count:
+                return
+            self.board.wait_change(0.1)
+        raise AssertionError(f"roles stayed {[(c.name, c.role) for c in self.board.cells()]}")
+
+    def end(self) -> None:
+        self.board.stop()
+        self.thread.join(LIMIT_S)
+        assert not self.thread.is_alive()
+
+
+def test_colocate_switches_all_cells_and_back(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, live=3)
+    rig.board.wait_serving(LIMIT_S)
+    rig.board.set_work(TrainingWork(expected=4))
+    rig.board.execution_ended(2)
+    assert rig.decisions == []
+    rig.board.execution_ended()
+    rig.wait_roles(Role.TRAINING, 2)
+    assert rig.board.trainers() == ("a", "b")
+    assert rig.gateway.cells == {"a": "leaving", "b": "leaving"}
+    rig.board.set_work(TrainingWork())
+    rig.wait_roles(Role.ROLLOUT, 2)
+    rig.end()
+    assert rig.error is None
+    assert rig.gateway.cells == {"a": "serving", "b": "serving"}
+    assert [decision.to for decision in rig.decisions] == ["training"] * 2 + ["rollout"] * 2
+    assert all(decision.reason and not decision.failed for decision in rig.decisions)
+
+
+def test_cells_that_trained_get_the_new_version_from_the_core(tmp_path: Path) -> None:
+    cells = {
+        "a": FakeCell("a", role="training"),
+        "b": FakeCell("b", role="training"),
+    }
+    cells["a"].replica = 4
+    rig = Rig(tmp_path, live=1, version=4, **cells)
+    rig.wait_roles(Role.ROLLOUT, 2)
+    rig.end()
+    assert cells["b"].replica == 4
+    assert cells["a"].engine == cells["b"].engine == 4
+    assert "/replica/pull" not in cells["a"].calls
+
+
+def test_a_serving_cell_with_old_weights_is_renewed_before_it_is_used(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, live=1, version=2, a=FakeCell("a", version=2), b=FakeCell("b", version=1))
+    rig.wait_roles(Role.ROLLOUT, 2)
+    rig.end()
+    assert rig.cells["b"].engine == 2
+    assert [decision.cell for decision in rig.decisions] == ["b"]
+
+
+def test_a_satellite_that_fails_is_left_out(tmp_path: Path) -> None:
+    broken = FakeCell("b")
+    broken.fail_role = "training"
+    rig = Rig(tmp_path, live=0, b=broken)
+    rig.board.set_work(TrainingWork(expected=1))
+    rig.wait_decisions(3)
+    assert rig.board.trainers() in {(), ("a",)}
+    rig.wait_roles(Role.TRAINING, 1)
+    rig.end()
+    assert rig.error is None
+    assert "b" not in rig.gateway.cells
+    assert any("does not get idle" in decision.failed for decision in rig.decisions)
+
+
+def test_without_the_core_everybody_who_waits_gets_the_reason(tmp_path: Path) -> None:
+    broken = FakeCell("a")
+    broken.fail_role = "training"
+    rig = Rig(tmp_path, live=0, a=broken)
+    rig.board.set_work(TrainingWork(expected=1))
+    rig.thread.join(LIMIT_S)
+    assert isinstance(rig.error, NoCellsError)
+    with pytest.raises(NoCellsError, match="does not get idle"):
+        rig.board.check()
+
+
+def test_a_fenced_manager_stops(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, live=1)
+    rig.board.wait_serving(LIMIT_S)
+    rig.gateway.fenced = True
+    rig.thread.join(LIMIT_S)
+    assert isinstance(rig.error, FencedError)
