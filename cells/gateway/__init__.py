@@ -1,0 +1,1 @@
+"""The proxy between harnesses and engines: exact tokens in, exact tokens out, all recorded."""

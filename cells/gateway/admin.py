@@ -1,0 +1,213 @@
+"""What the flow and the manager talk to: executions, cells, state, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from cells.daemon import Fence, StaleEpochError
+from cells.gateway.metrics import Metrics
+from cells.gateway.routing import Cell, CellState, Places
+from cells.gateway.sessions import Session, Sessions
+from storage.objects import StorageError
+from storage.records import RecordError
+
+LEAVE_LIMIT_S = 10.0
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+class OpenBody(BaseModel):
+    """How an execution is opened."""
+
+    model_config = ConfigDict(extra="forbid")
+    temperature: float = Field(ge=0, le=10)
+    policy_version: int = Field(ge=0)
+
+
+class CellBody(BaseModel):
+    """What the manager says about a cell. ``token`` is the bearer token of its engine."""
+
+    model_config = ConfigDict(extra="forbid")
+    epoch: int = Field(ge=0)
+    url: str = Field(pattern=r"^https?://", max_length=2048)
+    capacity: int = Field(ge=0, le=1_000_000)
+    version: int = Field(ge=0)
+    state: CellState
+    token: str | None = Field(None, max_length=4096)
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class AdminRoutes:
+    """The routes under ``/admin`` and ``/metrics``.
+
+    Args:
+        authorised: whether a request carries the daemon's token.
+        base_url: where this gateway listens, known once it does.
+    """
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        places: Places,
+        metrics: Metrics,
+        authorised: Callable[[Request], bool],
+    ) -> None:
+        self._sessions = sessions
+        self._places = places
+        self._metrics = metrics
+        self._authorised = authorised
+        self._fence = Fence()
+
+    def routes(self) -> list[Route]:
+        execution, cell = "/admin/executions/{execution_id}", "/admin/cells/{name}"
+        return [
+            Route(execution, self._guard(self._open), methods=["PUT"]),
+            Route(execution, self._guard(self._show), methods=["GET"]),
+            Route(execution, self._guard(self._close), methods=["DELETE"]),
+            Route(cell, self._guard(self._put_cell), methods=["PUT"]),
+            Route(cell, self._guard(self._delete_cell), methods=["DELETE"]),
+            Route("/admin/state", self._guard(self._state), methods=["GET"]),
+            Route("/metrics", self._show_metrics, methods=["GET"]),
+        ]
+
+    def _guard(self, handler: Handler) -> Handler:
+        async def guarded(request: Request) -> Response:
+            if not self._authorised(request):
+                return _error(401, "wrong token")
+            try:
+                return await handler(request)
+            except ValidationError as error:
+                return _error(400, f"{request.url.path}: {error}")
+            except StaleEpochError as error:
+                return _error(409, f"{request.url.path}: {error}")
+            except (StorageError, RecordError) as error:
+                return _error(500, f"{request.url.path}: {error}")
+
+        return guarded
+
+    async def _open(self, request: Request) -> Response:
+        execution_id = request.path_params["execution_id"]
+        if not _ID.fullmatch(execution_id):
+            return _error(400, f"execution id {execution_id!r}: letters, digits, '.', '_', '-'")
+        body = OpenBody.model_validate(await _json(request))
+        session = await self._sessions.start(execution_id, body.temperature, body.policy_version)
+        url = f"{str(request.base_url).rstrip('/')}/e/{execution_id}/v1"
+        return JSONResponse({"base_url": url, "api_key": session.record.api_key})
+
+    async def _show(self, request: Request) -> Response:
+        execution_id = request.path_params["execution_id"]
+        session = self._sessions.open.get(execution_id)
+        if session is not None:
+            return JSONResponse(_view(session))
+        closed = self._sessions.closed.get(execution_id)
+        if closed is None:
+            return _unknown(execution_id)
+        return JSONResponse(
+            {
+                "state": "closed",
+                "calls": closed.calls,
+                "waited_s": closed.waited_s,
+                "in_flight": 0,
+            }
+        )
+
+    async def _close(self, request: Request) -> Response:
+        execution_id = request.path_params["execution_id"]
+        closed = await self._sessions.end(execution_id)
+        if closed is None:
+            return _unknown(execution_id)
+        return JSONResponse({"calls": closed.calls, "waited_s": closed.waited_s})
+
+    async def _put_cell(self, request: Request) -> Response:
+        body = CellBody.model_validate(await _json(request))
+        self._fence.admit(body.epoch)
+        cell = self._places.put(
+            Cell(
+                name=request.path_params["name"],
+                url=body.url.rstrip("/"),
+                capacity=body.capacity,
+                version=body.version,
+                state=body.state,
+                token=body.token,
+            )
+        )
+        if cell.state is CellState.LEAVING:
+            await _quiet(cell)
+        return JSONResponse(_cell_view(cell))
+
+    async def _delete_cell(self, request: Request) -> Response:
+        epoch = request.query_params.get("epoch", "")
+        if not epoch.isdigit():
+            return _error(400, f"{request.url.path}: epoch must be given as a number in the query")
+        self._fence.admit(int(epoch))
+        cell = self._places.cells.get(request.path_params["name"])
+        if cell is not None:
+            self._places.remove(cell.name)
+            await _quiet(cell)
+        return JSONResponse({"removed": cell is not None})
+
+    async def _state(self, request: Request) -> Response:
+        return JSONResponse(
+            {
+                "live": self._places.live(),
+                "waiting": self._places.waiting(),
+                "open": len(self._sessions.open),
+                "cells": {cell.name: _cell_view(cell) for cell in self._places.cells.values()},
+                "tokens_out": self._metrics.total_output,
+                "calls": self._metrics.total_calls,
+            }
+        )
+
+    async def _show_metrics(self, request: Request) -> Response:
+        return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
+
+
+async def _quiet(cell: Cell) -> None:
+    """Until the cell's last generation has ended: the manager may then change its role."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(cell.quiet.wait(), LEAVE_LIMIT_S)
+
+
+async def _json(request: Request) -> Any:
+    try:
+        return orjson.loads(await request.body())
+    except orjson.JSONDecodeError:
+        return None  # refused by the validation, with the path
+
+
+def _view(session: Session) -> dict[str, Any]:
+    return {
+        "state": "open",
+        "calls": session.calls,
+        "waited_s": session.clock.waited_s(),
+        "in_flight": len(session.running),
+    }
+
+
+def _cell_view(cell: Cell) -> dict[str, Any]:
+    return {
+        "state": cell.state.value,
+        "version": cell.version,
+        "live": cell.live,
+        "in_flight": len(cell.flights),
+        "capacity": cell.capacity,
+    }
+
+
+def _unknown(execution_id: str) -> Response:
+    return _error(404, f"execution {execution_id}: never opened here; PUT it first")
+
+
+def _error(status: int, text: str) -> Response:
+    return JSONResponse({"error": text}, status)

@@ -1,0 +1,352 @@
+"""One model call from its prompt to its record, over as many cells as it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cells.gateway.codec import Codec
+from cells.gateway.engine import End, Engine, EngineRefusedError, Flight, Piece
+from cells.gateway.forms import ChatRequest, Finish, RefusedError, Reply, ToolCall, Usage
+from cells.gateway.kinds import Origin
+from cells.gateway.matching import Node, Plan
+from cells.gateway.metrics import Metrics
+from cells.gateway.recording import Turn
+from cells.gateway.routing import Cell, CellState, Places
+from cells.gateway.sessions import Session
+from cells.gateway.streaming import TextStream, cut_at_stop
+from storage.objects import StorageError
+from storage.records import Call, CallStatus, VersionSpan
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 5
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What calls share. ``context`` is in tokens, ``call_limit_s`` counts waiting too."""
+
+    codec: Codec
+    engine: Engine
+    places: Places
+    metrics: Metrics
+    context: int
+    call_limit_s: float
+
+
+class LiveCall:
+    """A call that runs.
+
+    Args:
+        emit: takes pieces of text for a streaming client; None when it wants the whole.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        session: Session,
+        request: ChatRequest,
+        plan: Plan,
+        origin: Origin,
+        emit: Callable[[str, str], None] | None,
+    ) -> None:
+        self._services = services
+        self._session = session
+        self._request = request
+        self._plan = plan
+        self._origin = origin
+        self.call_id, self._index = session.next_call()
+        self.message_id = f"chatcmpl-{self.call_id}"
+        self._room = output_room(plan, request, services.context)
+        stops = request.sampling.stop
+        self._text = (
+            TextStream(services.codec, plan.ids, request.tools, stops, emit) if emit else None
+        )
+        self._gone = asyncio.Event()
+        self._flight: Flight | None = None
+        self._ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._spans: list[tuple[int, int, int]] = []
+        self._cached: int | None = None
+        self._cell = ""
+        self._waited = 0.0
+        self._started_at = time.time()
+        self._started = time.monotonic()
+        self._deadline = self._started + services.call_limit_s
+
+    def abandon(self) -> None:
+        """The client is gone: stop, and record what was sampled as never delivered."""
+        self._gone.set()
+        if self._flight is not None:
+            self._flight.abort()
+
+    async def run(self) -> Reply | None:
+        """Generate and record; None when the client went away.
+
+        Raises:
+            RefusedError: 503 when nothing served in time or storage refused, 400 when the engine
+                calls the request wrong. What was sampled until then is recorded as abandoned.
+        """
+        try:
+            end = await self._generate()
+        except RefusedError as error:
+            await self._record(CallStatus.ABANDONED, error.code, None)
+            raise
+        if self._gone.is_set():
+            await self._record(CallStatus.ABANDONED, "abandoned", None)
+            return None
+        reply = self._reply(end)
+        await self._record(CallStatus.COMPLETE, reply.finish.value, reply)
+        return reply
+
+    async def _generate(self) -> End:
+        prompt = self._plan.ids
+        losses = 0
+        while len(self._ids) < self._room and not self._gone.is_set():
+            cell = await self._place()
+            if cell is None:
+                break
+            self._flight = flight = Flight(
+                self._services.engine,
+                cell,
+                prompt + self._ids if self._ids else prompt,
+                self._sampling(),
+                self._progress if self._text else None,
+            )
+            try:
+                piece = await flight.run(self._left())
+            except EngineRefusedError as error:
+                raise RefusedError(400, "engine_refused", str(error)) from None
+            self._take(piece, cell)
+            if piece.end in (End.STOP, End.LENGTH):
+                return piece.end
+            if self._ids and self._ids[-1] in self._services.codec.stop_ids:
+                return End.STOP  # aborted, but its turn was over
+            if self._gone.is_set():
+                break
+            self._services.metrics.reroutes.labels(piece.end.value).inc()
+            log.info(
+                "%s: %s after %d ids: %s", self.call_id, piece.end, len(piece.ids), piece.detail
+            )
+            if (
+                cell.state is CellState.SERVING
+                and self._services.places.held(self._session.execution_id) is cell
+            ):
+                # Nobody took the cell away, so its engine is at fault or restarts.
+                if losses:
+                    self._services.places.avoid(self._session.execution_id, cell)
+                await self._pause(min(FIRST_PAUSE_S * 2**losses, LONGEST_PAUSE_S))
+                losses += 1
+        return End.LENGTH
+
+    async def _place(self) -> Cell | None:
+        """The cell to go to, waiting for one if need be; None when the client went away.
+
+        Raises:
+            RefusedError: 503, no cell within the call's limit.
+        """
+        places, record = self._services.places, self._session.record
+        if self._left() <= 0:
+            limit = self._services.call_limit_s
+            raise _unavailable(f"not finished within the limit of {limit:g} s for one call")
+        cell = places.held(record.execution_id)
+        if cell is not None:
+            return cell
+        task = asyncio.create_task(places.place(record.execution_id, record.policy_version))
+        await self._wait({task})
+        if task.done():
+            return task.result()
+        task.cancel()
+        if self._gone.is_set():
+            return None
+        raise _unavailable(places.explain(record.policy_version))
+
+    async def _pause(self, seconds: float) -> None:
+        await self._wait(set(), min(seconds, self._left()))
+
+    async def _wait(self, tasks: set[asyncio.Task[Cell]], limit_s: float | None = None) -> None:
+        """Wait for a task, the client's going or the limit, on the execution's wait clock."""
+        start = time.monotonic()
+        gone = asyncio.create_task(self._gone.wait())
+        waits: set[asyncio.Task[Any]] = {*tasks, gone}
+        with self._session.clock.waiting():
+            await asyncio.wait(
+                waits,
+                timeout=self._left() if limit_s is None else limit_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        gone.cancel()
+        self._waited += time.monotonic() - start
+
+    def _left(self) -> float:
+        return max(0.0, self._deadline - time.monotonic())
+
+    def _sampling(self) -> dict[str, Any]:
+        """Sampling parameters in SGLang's names. Special tokens and stops are kept in its text, and
+        stop tokens in its ids, which is all that is read."""
+        asked = self._request.sampling
+        temperature = self._session.record.temperature
+        sampling: dict[str, Any] = {
+            "max_new_tokens": self._room - len(self._ids),
+            "temperature": temperature if asked.temperature is None else asked.temperature,
+            "top_p": asked.top_p,
+            "stop_token_ids": list(self._services.codec.stop_ids),
+            "skip_special_tokens": False,
+            "no_stop_trim": True,
+        }
+        if asked.stop:
+            sampling["stop"] = list(asked.stop)
+        if asked.seed is not None:
+            sampling["sampling_seed"] = asked.seed
+        return sampling
+
+    def _progress(self, ids: list[int]) -> None:
+        assert self._text is not None
+        if not self._gone.is_set():
+            self._text.feed(self._ids + ids)
+
+    def _take(self, piece: Piece, cell: Cell) -> None:
+        offset = len(self._ids)
+        self._ids += piece.ids
+        self._logprobs += piece.logprobs
+        for version, start, end in piece.spans:
+            if self._spans and self._spans[-1][0] == version:
+                self._spans[-1] = (version, self._spans[-1][1], offset + end)
+            else:
+                self._spans.append((version, offset + start, offset + end))
+        if self._cached is None:
+            self._cached = piece.cached_tokens
+        if piece.ids:
+            self._cell = cell.name
+        self._services.metrics.cached_tokens.inc(piece.cached_tokens)
+
+    def _reply(self, end: End) -> Reply:
+        parsed = self._services.codec.parse(self._ids, self._plan.ids, self._request.tools)
+        content, stopped = cut_at_stop(parsed.content, self._request.sampling.stop)
+        reasoning = parsed.reasoning or ""
+        if self._text is not None:
+            reasoning, content = self._text.finish(reasoning, content)
+        calls = tuple(
+            ToolCall(f"call_{secrets.token_hex(8)}_{number}", name, arguments)
+            for number, (name, arguments) in enumerate(parsed.calls)
+        )
+        finish = Finish.TOOL_CALLS if calls else Finish.STOP
+        if end is End.LENGTH and not stopped:
+            finish = Finish.LENGTH
+        return Reply(
+            message_id=self.message_id,
+            content=content,
+            reasoning=reasoning or None,
+            tool_calls=calls,
+            finish=finish,
+            usage=Usage(len(self._plan.ids), self._cached or 0, len(self._ids)),
+        )
+
+    async def _record(self, status: CallStatus, finish: str, reply: Reply | None) -> None:
+        """Keep the call, before its answer is complete.
+
+        Raises:
+            RefusedError: 503, storage refused.
+        """
+        plan, session = self._plan, self._session
+        call = Call(
+            call_id=self.call_id,
+            execution_id=session.execution_id,
+            index=self._index,
+            parent=plan.parent.call_id if plan.parent else None,
+            kept=plan.kept,
+            new_ids=tuple(plan.ids[plan.kept :]),
+            output_ids=tuple(self._ids),
+            output_logprobs=tuple(self._logprobs),
+            spans=tuple(VersionSpan(version=v, start=s, end=e) for v, s, e in self._spans),
+            kind=self._origin.kind,
+            kind_reason=self._origin.reason,
+            agent=self._origin.agent,
+            status=status,
+            finish_reason=finish,
+            fork_reason=plan.fork_reason,
+            started_at=self._started_at,
+            waited_s=self._waited,
+            seconds=time.monotonic() - self._started,
+            cell=self._cell,
+            cached_tokens=self._cached or 0,
+        )
+        turn = None
+        if reply is not None:
+            turn = Turn(
+                call_id=self.call_id,
+                messages=plan.messages,
+                reply=reply.message(),
+                tools=plan.tools,
+            )
+        try:
+            await asyncio.to_thread(session.log.append, call, turn)
+        except StorageError as error:
+            log.error("%s: not recorded: %s", self.call_id, error)
+            raise RefusedError(
+                503, "storage", "the call can't be recorded", retry_after_s=RETRY_AFTER_S
+            ) from None
+        session.calls += 1
+        if turn is not None:
+            session.branches.add(_node(call, turn, plan))
+        self._count(call)
+
+    def _count(self, call: Call) -> None:
+        metrics, plan = self._services.metrics, self._plan
+        metrics.calls.labels(call.kind.value, call.status.value).inc()
+        metrics.prompt_tokens.inc(len(plan.ids))
+        metrics.new_tokens.inc(len(call.new_ids))
+        metrics.output_tokens.inc(len(call.output_ids))
+        metrics.seconds.observe(call.seconds)
+        metrics.waited.inc(call.waited_s)
+        metrics.total_calls += 1
+        metrics.total_output += len(call.output_ids)
+        if plan.fork is not None:
+            metrics.forks.labels(plan.fork.value).inc()
+
+
+def _unavailable(message: str) -> RefusedError:
+    return RefusedError(503, "unavailable", message, retry_after_s=RETRY_AFTER_S)
+
+
+def output_room(plan: Plan, request: ChatRequest, context: int) -> int:
+    """Most tokens of the output: what was asked for, cut to what the context leaves.
+
+    Raises:
+        RefusedError: 400, the prompt alone fills the context.
+    """
+    left = context - len(plan.ids)
+    if left <= 0:
+        raise RefusedError(
+            400,
+            "context_length_exceeded",
+            f"this policy's context is {context} tokens, the messages take {len(plan.ids)}; "
+            f"shorten them",
+            param="messages",
+        )
+    asked = request.sampling.max_tokens
+    return left if asked is None else min(asked, left)
+
+
+def _node(call: Call, turn: Turn, plan: Plan) -> Node:
+    return Node(
+        call_id=call.call_id,
+        agent=call.agent,
+        parent=plan.parent,
+        kept=call.kept,
+        new_ids=array("i", call.new_ids),
+        output_ids=array("i", call.output_ids),
+        messages=turn.messages,
+        reply=turn.reply,
+        tools=turn.tools,
+        depth=plan.depth,
+    )

@@ -1,0 +1,152 @@
+"""Messages to ids and ids to messages: one renderer over one tokenizer."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from renderers import create_renderer
+from renderers.base import ToolCallParseStatus
+from renderers.configs import CustomRendererConfig, config_from_name
+
+from cells.gateway.forms import Message, Tool
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """What output ids say. ``calls`` are pairs of a tool's name and its arguments as JSON text."""
+
+    content: str
+    reasoning: str | None
+    calls: tuple[tuple[str, str], ...]
+
+
+class Codec:
+    """Renders, bridges and parses for one policy.
+
+    Args:
+        tokenizer: of the policy, as transformers loads it.
+        renderer: a name of the ``renderers`` package or an import path ``module:Class``.
+    """
+
+    def __init__(self, tokenizer: Any, renderer: str) -> None:
+        self._tokenizer = tokenizer
+        config = (
+            CustomRendererConfig(import_path=renderer)
+            if ":" in renderer
+            else config_from_name(renderer)
+        )
+        self._renderer = create_renderer(tokenizer, config)
+        self.stop_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
+        self.tools_matter = self._probe_tools()
+        """Whether the schemas of the tools are part of a prompt."""
+
+    def render(self, messages: list[Message], tools: list[Tool]) -> list[int]:
+        """Prompt ids of a whole history, up to where the assistant begins.
+
+        Raises:
+            ValueError: the renderer can't express the history.
+        """
+        ids = self._renderer.render_ids(
+            _with_values(messages), tools=tools or None, add_generation_prompt=True
+        )
+        return list(ids)
+
+    def bridge(
+        self, prompt: list[int], output: list[int], new: list[Message], tools: list[Tool]
+    ) -> list[int] | None:
+        """Prompt ids that extend what was sampled by new messages; None when the renderer can't."""
+        try:
+            bridged = self._renderer.bridge_to_next_turn(prompt, output, new, tools=tools or None)
+        except ValueError as error:
+            log.warning("bridge failed: %s", error)
+            return None
+        return None if bridged is None else list(bridged.token_ids)
+
+    def parse(
+        self, output: list[int], prompt: list[int], tools: list[Tool], *, final: bool = True
+    ) -> Parsed:
+        """The message in output ids.
+
+        Tool calls that can't be read are given back as text, so that the client sees what was said;
+        in a partial output (not ``final``) they may still be completed and are left out.
+        """
+        try:
+            parsed = self._renderer.parse_response(
+                output, tools=tools or None, prompt_ids=prompt or None
+            )
+        except Exception as error:  # noqa: BLE001  (a policy can sample anything; parsers are not ours)
+            log.warning("output of %d ids can't be parsed: %r", len(output), error)
+            return Parsed(_clean(self.decode(output)), None, ())
+        good: list[tuple[str, str]] = []
+        bad: list[str] = []
+        for call in parsed.tool_calls:
+            if call.status == ToolCallParseStatus.OK and isinstance(call.name, str):
+                good.append((_clean(call.name), _arguments_text(call.arguments)))
+            elif final:
+                span = call.token_span
+                bad.append(call.raw if span is None else self.decode(output[span[0] : span[1]]))
+        content = "\n".join(part for part in (parsed.content, *bad) if part)
+        return Parsed(_clean(content), _clean(parsed.reasoning_content or "") or None, tuple(good))
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of ids, special tokens included."""
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+
+    def _probe_tools(self) -> bool:
+        tool = {
+            "type": "function",
+            "function": {"name": "probe", "description": "", "parameters": {"type": "object"}},
+        }
+        messages: list[Message] = [{"role": "user", "content": "x"}]
+        return self.render(messages, [tool]) != self.render(messages, [])
+
+
+def load_codec(policy: Path, renderer: str) -> Codec:
+    """The codec of a policy in a local HF directory.
+
+    Raises:
+        OSError, ValueError: no tokenizer there, or no such renderer.
+    """
+    from transformers import AutoTokenizer  # takes seconds to import; tests bring a tokenizer
+
+    return Codec(AutoTokenizer.from_pretrained(str(policy), local_files_only=True), renderer)
+
+
+def _with_values(messages: list[Message]) -> list[Message]:
+    """Tool arguments as values where they are JSON objects: templates spell them their own way."""
+    result: list[Message] = []
+    for message in messages:
+        if "tool_calls" in message:
+            calls = [
+                {**call, "function": {**call["function"], "arguments": _arguments_value(call)}}
+                for call in message["tool_calls"]
+            ]
+            message = {**message, "tool_calls": calls}
+        result.append(message)
+    return result
+
+
+def _arguments_value(call: dict[str, Any]) -> Any:
+    text = call["function"]["arguments"]
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text
+
+
+def _arguments_text(arguments: Any) -> str:
+    if isinstance(arguments, str):
+        return _clean(arguments)
+    return _clean(json.dumps({} if arguments is None else arguments, ensure_ascii=False))
+
+
+def _clean(text: str) -> str:
+    """Text that UTF-8 can carry: a policy can write half a surrogate pair in a JSON escape."""
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,247 @@
+"""Generations on an SGLang server, with ids in and ids out.
+
+What SGLang 0.5.23 answers at ``/generate`` (read in its source): ``meta_info`` has
+``output_token_logprobs``, one ``[log-prob, id, text]`` per sampled token, the stop token included;
+``weight_versions``, the spans of weight versions; ``cached_tokens``; ``finish_reason`` with type
+``stop``, ``length`` or ``abort``. The log-probs are of the logits divided by the temperature: of
+the sampling distribution, before ``top_p`` cuts it. Streamed chunks repeat all that came before
+unless the server was started with ``--incremental-streaming-output``. ``/abort_request`` takes
+every request whose id *begins* with the given one, so ids are random and of one length.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import aiohttp
+import orjson
+
+from cells.gateway.routing import Cell
+
+CONNECT_LIMIT_S = 5.0
+ABORT_EVERY_S = 0.25
+ABORT_LIMIT_S = 5.0
+ABORT_ANSWER_S = 1.0
+STREAM_EVERY_TOKENS = 8
+
+
+class EngineRefusedError(RuntimeError):
+    """The engine calls the request itself wrong; trying elsewhere would not help."""
+
+
+class End(StrEnum):
+    """How a generation on one cell ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORTED = "aborted"
+    LOST = "lost"
+    """The server failed or went away; what had been streamed is kept."""
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one cell sampled. ``spans`` are (version, start, end) of these ids."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    spans: list[tuple[int, int, int]] = field(default_factory=list)
+    cached_tokens: int = 0
+    end: End = End.LOST
+    detail: str = ""
+
+
+class Engine:
+    """One HTTP client for all cells."""
+
+    def __init__(self) -> None:
+        self._http: aiohttp.ClientSession | None = None
+
+    @property
+    def http(self) -> aiohttp.ClientSession:
+        if self._http is None:
+            # SGLang's server drops a connection that was idle for 5 s; drop it first.
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4)
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_LIMIT_S)
+            self._http = aiohttp.ClientSession(connector=connector, timeout=timeout)
+        return self._http
+
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.close()
+
+
+class Flight:
+    """One generation on one cell.
+
+    Args:
+        progress: called with all ids so far whenever more have come; None does not stream, which
+            costs the server and this process far less.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        cell: Cell,
+        prompt: list[int],
+        sampling: dict[str, Any],
+        progress: Callable[[list[int]], None] | None,
+    ) -> None:
+        self._engine = engine
+        self._cell = cell
+        self._url = cell.url
+        self._version = cell.version
+        self._progress = progress
+        self._rid = secrets.token_hex(16)
+        self._stop = asyncio.Event()
+        self._piece = Piece()
+        streamed = progress is not None
+        if streamed:
+            sampling = {**sampling, "stream_interval": STREAM_EVERY_TOKENS}
+        self._body = orjson.dumps(
+            {
+                "rid": self._rid,
+                "input_ids": prompt,
+                "sampling_params": sampling,
+                "return_logprob": True,
+                "stream": streamed,
+                # KV of other weights must never be taken for this prompt's.
+                "extra_key": str(cell.version),
+            }
+        )
+        self._headers = {"content-type": "application/json"}
+        if cell.token:
+            self._headers["authorization"] = f"Bearer {cell.token}"
+
+    def abort(self) -> None:
+        """Ask for an early end; ``run`` returns what was sampled."""
+        self._stop.set()
+
+    async def run(self, limit_s: float) -> Piece:
+        """Generate until the end, an abort, or ``limit_s`` seconds (then as if aborted).
+
+        Raises:
+            EngineRefusedError: the server calls the request wrong.
+        """
+        self._cell.enter(self)
+        reading = asyncio.create_task(self._read())
+        asked = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait(
+                {reading, asked}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not reading.done():
+                await self._abort(reading)
+            if reading.done():
+                await reading
+            else:
+                self._piece.end, self._piece.detail = End.ABORTED, "the abort was not answered"
+            return self._piece
+        finally:
+            asked.cancel()
+            reading.cancel()
+            self._cell.leave(self)
+
+    async def _abort(self, reading: asyncio.Task[None]) -> None:
+        # The request may not have reached the scheduler yet, where an abort of it finds nothing:
+        # so ask again until it ends.
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + ABORT_LIMIT_S
+        body = orjson.dumps({"rid": self._rid})
+        while not reading.done() and loop.time() < deadline:
+            try:
+                async with self._engine.http.post(
+                    f"{self._url}/abort_request",
+                    data=body,
+                    headers=self._headers,
+                    timeout=aiohttp.ClientTimeout(total=ABORT_ANSWER_S),
+                ) as answer:
+                    await answer.read()
+            except (aiohttp.ClientError, TimeoutError, OSError):
+                pass  # the server is going: reading ends by itself, or at the deadline
+            await asyncio.wait({reading}, timeout=ABORT_EVERY_S)
+
+    async def _read(self) -> None:
+        try:
+            async with self._engine.http.post(
+                f"{self._url}/generate", data=self._body, headers=self._headers
+            ) as answer:
+                if answer.status != 200:
+                    text = (await answer.text())[:500]
+                    if 400 <= answer.status < 500 and answer.status not in (408, 425, 429):
+                        raise EngineRefusedError(f"{self._cell.name}: {answer.status} {text}")
+                    self._lost(f"{answer.status} {text}")
+                elif self._progress is None:
+                    self._take(orjson.loads(await answer.read()))
+                else:
+                    async for data in _events(answer):
+                        self._take(data)
+                        self._progress(self._piece.ids)
+        except (aiohttp.ClientError, TimeoutError, OSError, orjson.JSONDecodeError) as error:
+            self._lost(repr(error))
+        except (KeyError, TypeError, ValueError) as error:
+            self._lost(f"answer is not of the expected form: {error!r}")
+
+    def _lost(self, detail: str) -> None:
+        self._piece.end, self._piece.detail = End.LOST, f"{self._cell.name}: {detail}"
+
+    def _take(self, data: dict[str, Any]) -> None:
+        """Take a whole answer, or a chunk: cumulative or incremental, told apart by its length."""
+        if "error" in data:
+            raise EngineRefusedError(f"{self._cell.name}: {data['error']}")
+        meta = data["meta_info"]
+        rows = meta.get("output_token_logprobs") or []
+        start = meta.get("output_token_logprobs_length", len(rows)) - len(rows)
+        piece = self._piece
+        if start > len(piece.ids):
+            raise ValueError(f"tokens {len(piece.ids)} to {start} are missing")
+        new = rows[len(piece.ids) - start :]
+        logprobs = [float(row[0]) for row in new]
+        if not all(map(math.isfinite, logprobs)):
+            raise ValueError("a log-probability is not finite")
+        piece.ids += [int(row[1]) for row in new]
+        piece.logprobs += logprobs
+        piece.spans = _spans(meta, len(piece.ids), self._version)
+        piece.cached_tokens = meta.get("cached_tokens") or 0
+        reason = meta.get("finish_reason")
+        if reason is not None:
+            kind = reason["type"]
+            piece.end = End.ABORTED if kind == "abort" else End(kind)
+            piece.detail = str(reason.get("message", ""))
+
+
+def _spans(meta: dict[str, Any], total: int, declared: int) -> list[tuple[int, int, int]]:
+    if not total:
+        return []
+    given = meta.get("weight_versions")
+    if given:
+        spans = [
+            (_version(span["version"], declared), span["start"], min(span["end"], total))
+            for span in given
+        ]
+        # The spans can lag behind the tokens by a chunk: the newest goes to the end.
+        version, start, _ = spans[-1]
+        return [*(span for span in spans[:-1] if span[1] < span[2]), (version, start, total)]
+    return [(_version(meta.get("weight_version"), declared), 0, total)]
+
+
+def _version(text: object, declared: int) -> int:
+    """The engine's own word; ``default`` is what it says before its first update."""
+    return int(text) if isinstance(text, str | int) and str(text).isdigit() else declared
+
+
+async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+    """The objects of an event stream, whatever their size."""
+    rest = b""
+    async for data in answer.content.iter_any():
+        *events, rest = (rest + data).split(b"\n\n")
+        for event in events:
+            text = event.removeprefix(b"data: ").strip()
+            if text and text != b"[DONE]":
+                yield orjson.loads(text)

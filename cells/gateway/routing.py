@@ -1,0 +1,192 @@
+"""Places: which cell serves which execution, and who waits."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+
+class CellState(StrEnum):
+    """Whether a cell takes calls."""
+
+    SERVING = "serving"
+    LEAVING = "leaving"
+
+
+class Abortable(Protocol):
+    """A generation that can be told to stop."""
+
+    def abort(self) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Cell:
+    """An engine that generations can be sent to.
+
+    ``capacity`` is the most executions that it serves at once; ``version`` is of its weights.
+    """
+
+    name: str
+    url: str
+    capacity: int
+    version: int
+    state: CellState
+    token: str | None = None
+    live: int = 0
+    """Executions that hold a place here."""
+    flights: set[Abortable] = field(default_factory=set)
+    quiet: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while no generation runs here."""
+
+    def enter(self, flight: Abortable) -> None:
+        self.flights.add(flight)
+        self.quiet.clear()
+
+    def leave(self, flight: Abortable) -> None:
+        self.flights.discard(flight)
+        if not self.flights:
+            self.quiet.set()
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """One execution's claim to a cell; without a cell it waits in line."""
+
+    holder: str
+    version: int
+    cell: Cell | None = None
+    granted: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Places:
+    """Cells with a limited number of executions each. An execution keeps its cell until it is
+    released or the cell goes; those that lost their cell are served before those that never had
+    one, and otherwise first come is first served. An execution is only placed on a cell with the
+    weights that it was opened with."""
+
+    def __init__(self) -> None:
+        self.cells: dict[str, Cell] = {}
+        self._seats: dict[str, Seat] = {}
+        self._line: list[Seat] = []
+
+    async def place(self, holder: str, version: int) -> Cell:
+        """The cell of an execution; waits for one as long as it takes."""
+        seat = self._seats.get(holder)
+        if seat is None:
+            seat = Seat(holder, version)
+            self._seats[holder] = seat
+            self._line.append(seat)
+            self._grant()
+        while seat.cell is None:
+            await seat.granted.wait()
+        return seat.cell
+
+    def release(self, holder: str) -> None:
+        """Give an execution's place, or its turn in line, to the next."""
+        seat = self._seats.pop(holder, None)
+        if seat is None:
+            return
+        if seat.cell is None:
+            self._line.remove(seat)
+        _sit(seat, None)
+        self._grant()
+
+    def avoid(self, holder: str, cell: Cell) -> None:
+        """Move an execution off a cell that does not answer, if another one has room."""
+        seat = self._seats.get(holder)
+        if seat is None or seat.cell is not cell:
+            return
+        other = self._roomiest(seat.version, apart_from=cell)
+        if other is not None:
+            _sit(seat, other)
+            self._grant()
+
+    def put(self, cell: Cell) -> Cell:
+        """Take a new cell, or what is new of a known one. A cell that leaves, or that now has other
+        weights or another engine, loses its executions and stops their generations."""
+        known = self.cells.get(cell.name)
+        if known is None:
+            cell.quiet.set()
+            self.cells[cell.name] = known = cell
+        else:
+            moved = known.url != cell.url or known.version != cell.version
+            known.url, known.version, known.token = cell.url, cell.version, cell.token
+            known.capacity, known.state = cell.capacity, cell.state
+            if moved:
+                self._evict(known)
+        if known.state is CellState.LEAVING:
+            self._evict(known)
+        self._grant()
+        return known
+
+    def remove(self, name: str) -> None:
+        """Forget a cell; its executions move or wait."""
+        cell = self.cells.pop(name, None)
+        if cell is not None:
+            cell.state = CellState.LEAVING
+            self._evict(cell)
+            self._grant()
+
+    def held(self, holder: str) -> Cell | None:
+        """The cell of an execution, if it has one now."""
+        seat = self._seats.get(holder)
+        return seat.cell if seat else None
+
+    def live(self) -> int:
+        """Executions that hold a place."""
+        return len(self._seats) - len(self._line)
+
+    def waiting(self) -> int:
+        """Executions in line."""
+        return len(self._line)
+
+    def explain(self, version: int) -> str:
+        """Why nothing serves, for people."""
+        cells = ", ".join(
+            f"{cell.name} {cell.state} version {cell.version}, {cell.live} of "
+            f"{cell.capacity} places taken"
+            for cell in self.cells.values()
+        )
+        return f"no place on a cell with weights {version}; cells: {cells or 'none'}"
+
+    def _evict(self, cell: Cell) -> None:
+        lost = [seat for seat in self._seats.values() if seat.cell is cell]
+        for seat in lost:
+            _sit(seat, None)
+        self._line[:0] = lost
+        for flight in tuple(cell.flights):
+            flight.abort()
+
+    def _grant(self) -> None:
+        left: list[Seat] = []
+        for seat in self._line:
+            cell = self._roomiest(seat.version)
+            if cell is None:
+                left.append(seat)
+            else:
+                _sit(seat, cell)
+        self._line = left
+
+    def _roomiest(self, version: int, apart_from: Cell | None = None) -> Cell | None:
+        best: Cell | None = None
+        most = 0
+        for cell in self.cells.values():
+            if cell is apart_from or cell.state is not CellState.SERVING or cell.version != version:
+                continue
+            room = cell.capacity - cell.live
+            if room > most:
+                best, most = cell, room
+        return best
+
+
+def _sit(seat: Seat, cell: Cell | None) -> None:
+    if seat.cell is not None:
+        seat.cell.live -= 1
+    seat.cell = cell
+    if cell is None:
+        seat.granted.clear()
+    else:
+        cell.live += 1
+        seat.granted.set()

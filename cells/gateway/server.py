@@ -1,0 +1,133 @@
+"""The gateway's process: ``python -m cells.gateway.server --root R --run ID --policy DIR``."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import socket
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import yaml
+
+from cells.daemon import Daemon, Registration
+from cells.gateway.admin import AdminRoutes
+from cells.gateway.calls import Services
+from cells.gateway.codec import Codec, load_codec
+from cells.gateway.engine import Engine
+from cells.gateway.metrics import Metrics
+from cells.gateway.public import PublicRoutes
+from cells.gateway.routing import Places
+from cells.gateway.sessions import Sessions
+from configs.run import RunConfig
+from storage.layout import RunLayout
+from storage.objects import MissingObjectError, Store
+from storage.records import RecordError
+
+
+class Gateway:
+    """A gateway of one run, ready to serve.
+
+    Args:
+        port: where it listens; 0 takes a free one.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        layout: RunLayout,
+        config: RunConfig,
+        codec: Codec,
+        *,
+        name: str = "gateway",
+        port: int = 0,
+    ) -> None:
+        self._store = store
+        self._key = layout.host(name)
+        places = Places()
+        self._metrics = Metrics(places)
+        self._engine = Engine()
+        self._sessions = Sessions(store, layout, places)
+        services = Services(
+            codec=codec,
+            engine=self._engine,
+            places=places,
+            metrics=self._metrics,
+            context=config.model.context,
+            call_limit_s=config.gateway.call_limit_s,
+        )
+        public = PublicRoutes(
+            services,
+            self._sessions,
+            body_limit=int(config.gateway.body_limit_mb * 1e6),
+            calls_limit=config.gateway.calls_per_execution,
+        )
+        admin = AdminRoutes(self._sessions, places, self._metrics, self._authorised)
+        self.daemon = Daemon(
+            name=name,
+            kind="gateway",
+            lease_s=config.cells.lease_s,
+            routes=[*public.routes(), *admin.routes()],
+            close=self._close,
+            host=config.gateway.host,
+            port=port,
+        )
+        self._lag: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Serve until the lease ends, a stop is asked for, or a signal comes."""
+        self._lag = asyncio.create_task(self._metrics.watch_lag())
+        await self.daemon.run(self._store, self._key)
+
+    def _authorised(self, request: object) -> bool:
+        return self.daemon.authorised(request)  # type: ignore[arg-type]
+
+    async def _close(self) -> None:
+        if self._lag is not None:
+            self._lag.cancel()
+        await self._sessions.close()
+        await self._engine.close()
+
+
+def read_config(store: Store, layout: RunLayout) -> RunConfig:
+    """The run's stored configuration.
+
+    Raises:
+        MissingObjectError: the run was not prepared.
+    """
+    return RunConfig.model_validate(yaml.safe_load(store.read(layout.config)))
+
+
+def choose_port(store: Store, layout: RunLayout, config: RunConfig, name: str) -> int:
+    """The configured port; else that of a gateway that was killed, so that its clients' addresses
+    stay good; else a free one."""
+    if config.gateway.port:
+        return config.gateway.port
+    with suppress(MissingObjectError, RecordError, OSError):
+        port = urlsplit(store.read_record(layout.host(name), Registration).url).port or 0
+        with socket.create_server((config.gateway.host, port)):
+            return port
+    return 0
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--root", required=True, help="storage root")
+    parser.add_argument("--run", required=True, help="run id")
+    parser.add_argument("--policy", required=True, type=Path, help="HF directory of the policy")
+    parser.add_argument("--name", default="gateway", help="name of the registration")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    store, layout = Store(arguments.root), RunLayout(arguments.run)
+    config = read_config(store, layout)
+    codec = load_codec(arguments.policy, config.model.renderer)
+    port = choose_port(store, layout, config, arguments.name)
+    gateway = Gateway(store, layout, config, codec, name=arguments.name, port=port)
+    asyncio.run(gateway.run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""A server with SGLang's ``/generate`` and ``/abort_request`` that plays scripted ids.
+
+One ``Script`` can be shared by several engines: a prompt that begins with a known prompt and part of
+its reply gets the rest of that reply, with the same log-probs, as the same model elsewhere would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+
+def logprob(position: int, token: int) -> float:
+    """The log-prob that every engine gives to ``token`` at ``position`` of its context."""
+    return -((token * 31 + position * 17) % 97 + 1) / 100
+
+
+class Script:
+    """Replies by prompt; a prompt that is not known takes the next one in line."""
+
+    def __init__(self) -> None:
+        self.queue: deque[list[int]] = deque()
+        self._known: dict[tuple[int, ...], list[int]] = {}
+
+    def say(self, *replies: list[int]) -> None:
+        self.queue.extend(replies)
+
+    def rest(self, prompt: list[int]) -> list[int]:
+        for known, reply in self._known.items():
+            done = len(prompt) - len(known)
+            if 0 < done <= len(reply) and tuple(prompt[: len(known)]) == known:
+                if prompt[len(known) :] == reply[:done]:
+                    return reply[done:]
+        reply = self.queue.popleft()
+        self._known[tuple(prompt)] = reply
+        return reply
+
+
+@dataclass
+class _Running:
+    rid: str
+    aborted: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class ScriptedEngine:
+    """One engine.
+
+    Attributes:
+        hold_after: tokens after which a generation stands still until ``release`` is set.
+        fail: what the next requests do instead: ``500``, ``400``, ``drop`` (connection cut where it
+            stands still, or at once) or ``deaf`` (ignores its first abort).
+        requests: bodies of all ``/generate`` requests.
+        reached: set when a generation stands still.
+    """
+
+    def __init__(self, script: Script, *, version: int = 0, incremental: bool = False) -> None:
+        self.script = script
+        self.version = version
+        self.incremental = incremental
+        self.hold_after: int | None = None
+        self.release = asyncio.Event()
+        self.reached = asyncio.Event()
+        self.fail: deque[str] = deque()
+        self.requests: list[dict[str, Any]] = []
+        self.aborts: list[str] = []
+        self.url = ""
+        self._running: dict[str, _Running] = {}
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        app = web.Application(client_max_size=64 << 20)
+        app.router.add_post("/generate", self._generate)
+        app.router.add_post("/abort_request", self._abort)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.2)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = self._runner.addresses[0][:2]
+        self.url = f"http://{host}:{port}"
+
+    async def stop(self) -> None:
+        assert self._runner is not None
+        await self._runner.cleanup()
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        rid = orjson.loads(await request.read())["rid"]
+        self.aborts.append(rid)
+        if self.fail and self.fail[0] == "deaf":
+            self.fail.popleft()
+            return web.Response()
+        for running in self._running.values():
+            if running.rid.startswith(rid):
+                running.aborted.set()
+        return web.Response()
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        body = orjson.loads(await request.read())
+        self.requests.append(body)
+        failing = self.fail[0] if self.fail else None
+        if failing in ("500", "400"):
+            self.fail.popleft()
+            return web.json_response({"error": {"message": "scripted"}}, status=int(failing))
+        running = _Running(body["rid"])
+        self._running[running.rid] = running
+        try:
+            return await self._play(request, body, running)
+        finally:
+            del self._running[running.rid]
+
+    async def _play(
+        self, request: web.Request, body: dict[str, Any], running: _Running
+    ) -> web.StreamResponse:
+        prompt = body["input_ids"]
+        limit = body["sampling_params"]["max_new_tokens"]
+        script = self.script.rest(prompt)
+        ids = script[:limit]
+        reason: dict[str, Any] = {"type": "stop", "matched": ids[-1] if ids else None}
+        if len(script) > limit:
+            reason = {"type": "length", "length": limit}
+        response: web.StreamResponse | None = None
+        if body["stream"]:
+            response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+            await response.prepare(request)
+        done = 0
+        if self.hold_after is not None and self.hold_after < len(ids):
+            done = self.hold_after
+            if response is not None:
+                for end in range(1, done + 1):
+                    await response.write(self._event(prompt, ids, end - 1, end, None))
+            self.reached.set()
+            if not await self._stand_still(running):
+                assert request.transport is not None
+                request.transport.close()
+                return response or web.Response()
+        if running.aborted.is_set():
+            ids, reason = ids[:done], {"type": "abort", "message": "Aborted"}
+        if response is None:
+            return web.json_response(self._answer(prompt, ids, 0, len(ids), reason))
+        for end in range(done + 1, len(ids)):
+            await response.write(self._event(prompt, ids, end - 1, end, None))
+        await response.write(self._event(prompt, ids, max(done, len(ids) - 1), len(ids), reason))
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def _stand_still(self, running: _Running) -> bool:
+        """Until released or aborted; False when the script cuts the connection."""
+        if self.fail and self.fail[0] == "drop":
+            self.fail.popleft()
+            return False
+        waits = [asyncio.create_task(e.wait()) for e in (self.release, running.aborted)]
+        await asyncio.wait(waits, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        return True
+
+    def _event(
+        self, prompt: list[int], ids: list[int], start: int, end: int, reason: dict | None
+    ) -> bytes:
+        start = start if self.incremental else 0
+        return b"data: " + orjson.dumps(self._answer(prompt, ids, start, end, reason)) + b"\n\n"
+
+    def _answer(
+        self, prompt: list[int], ids: list[int], start: int, end: int, reason: dict | None
+    ) -> dict[str, Any]:
+        rows = [[logprob(len(prompt) + at, ids[at]), ids[at], None] for at in range(start, end)]
+        version = str(self.version)
+        return {
+            "text": "",
+            "output_ids": ids[start:end],
+            "meta_info": {
+                "finish_reason": reason,
+                "output_token_logprobs": rows,
+                "output_token_logprobs_length": end,
+                "weight_version": version,
+                "weight_versions": [{"version": version, "start": 0, "end": end}],
+                "cached_tokens": len(prompt) - 1,
+                "prompt_tokens": len(prompt),
+                "completion_tokens": end,
+            },
+        }
