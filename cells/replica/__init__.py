@@ -1,0 +1,1 @@
+"""The training replica of a cell: a Qwen3 policy in Megatron-core, one process."""

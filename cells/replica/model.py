@@ -1,0 +1,134 @@
+"""A Qwen3 policy as a Megatron ``GPTModel``, run on packed rows."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from cells.replica.cpu_support import megatron_imports
+from cells.replica.packing import PackedRow
+from cells.replica.shape import PolicyShape
+
+with megatron_imports():
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.packed_seq_params import PackedSeqParams
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    from cells.replica.attention import PackedAttention
+
+
+def start_megatron(
+    *, rank: int = 0, world: int = 1, rendezvous: Path | None = None, limit_s: float = 120
+) -> None:
+    """Make this process rank ``rank`` of ``world`` data-parallel ones. Call once.
+
+    Args:
+        rendezvous: a file that all ranks share; a process alone needs none (and no port).
+        limit_s: longest wait for another rank, in a collective too.
+    """
+    if world == 1:
+        store: dist.Store = dist.HashStore()
+    else:
+        store = dist.FileStore(str(rendezvous), world)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=limit_s)
+    )
+    parallel_state.initialize_model_parallel(1, 1)
+
+
+def make_model(shape: PolicyShape) -> GPTModel:
+    """An untrained model of that shape in float32; its weights are not meaningful yet."""
+    with megatron_imports():  # quiet: it warns of kernels that are not asked for
+        config = TransformerConfig(
+            num_layers=shape.layers,
+            hidden_size=shape.hidden,
+            num_attention_heads=shape.heads,
+            num_query_groups=shape.kv_heads,
+            kv_channels=shape.head_dim,
+            ffn_hidden_size=shape.ffn,
+            normalization="RMSNorm",
+            layernorm_epsilon=shape.norm_epsilon,
+            qk_layernorm=True,
+            gated_linear_unit=True,
+            activation_func=F.silu,
+            add_bias_linear=False,
+            hidden_dropout=0.0,
+            attention_dropout=0.0,
+            use_cpu_initialization=not torch.cuda.is_available(),
+            # Every fusion below is a CUDA kernel.
+            gradient_accumulation_fusion=False,
+            bias_dropout_fusion=False,
+            bias_activation_fusion=False,
+            masked_softmax_fusion=False,
+            apply_rope_fusion=False,
+            persist_layer_norm=False,
+        )
+        spec = get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm")
+        spec.submodules.self_attention.submodules.core_attention = PackedAttention
+        return GPTModel(
+            config,
+            spec,
+            vocab_size=shape.vocabulary,
+            max_sequence_length=shape.context,
+            position_embedding_type="rope",
+            rotary_base=shape.rope_theta,
+            share_embeddings_and_output_weights=shape.tied,
+        )
+
+
+def initialise(model: GPTModel, std: float, seed: int) -> None:
+    """Matrices from a normal distribution, norms to one; the same seed, the same weights."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.fill_(1.0)
+            else:
+                drawn = torch.randn(parameter.shape, generator=generator) * std
+                parameter.copy_(drawn)
+
+
+def target_logits(model: GPTModel, row: PackedRow) -> Tensor:
+    """Logits [targets, vocabulary] of the distributions that the targets were drawn from.
+
+    The parts of the model are called one by one, for two reasons: the rotary embedding then
+    follows ``row.positions`` (Megatron's own forward numbers the whole row), and the output layer,
+    the largest matrix of a small model, sees the rows before targets only.
+    """
+    longest = int(row.positions.max()) + 1
+    angles = model.rotary_pos_emb.get_freqs_non_repeated(longest)[row.positions]
+    rotary = torch.cat((angles, angles), dim=-1)[:, None, None, :]  # [tokens, 1, 1, head_dim]
+    packed = PackedSeqParams(
+        # "sbhd": the rotary embedding above is per token already. With "thd" Megatron would split
+        # queries and keys by document in every layer to restart it.
+        qkv_format="sbhd",
+        cu_seqlens_q=row.bounds,
+        cu_seqlens_kv=row.bounds,
+        max_seqlen_q=longest,
+        max_seqlen_kv=longest,
+    )
+    hidden = model.decoder(
+        hidden_states=model.embedding(input_ids=row.ids[None], position_ids=row.positions[None]),
+        attention_mask=None,
+        rotary_pos_emb=rotary,
+        packed_seq_params=packed,
+    )
+    weight = (
+        model.shared_embedding_or_output_weight()
+        if model.share_embeddings_and_output_weights
+        else None
+    )
+    logits, _ = model.output_layer(hidden[row.before], weight=weight)
+    return logits[:, 0]
+
+
+def target_logprobs(model: GPTModel, row: PackedRow) -> Tensor:
+    """Natural log-probabilities [targets] of the row's targets at temperature 1, float32."""
+    return -F.cross_entropy(target_logits(model, row).float(), row.labels, reduction="none")
