@@ -1,0 +1,85 @@
+"""Groups of a step as they are sealed: each gets its update at once, and for good."""
+
+from __future__ import annotations
+
+from storage.layout import RunLayout
+from storage.objects import Store
+from storage.samples import read_group
+from tasks.training.feed import GroupFeed
+from tasks.training.ledger import Ledger
+from tasks.training.packing import SampleSize
+from tasks.training.plan import GroupFacts, group_facts, update_of, update_shares
+
+
+class Arrivals:
+    """What has arrived of a step, in order; rebuilt from the ledger.
+
+    Args:
+        groups: that the step plans to train. Fewer may come when the feed ends early.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        layout: RunLayout,
+        ledger: Ledger,
+        feed: GroupFeed,
+        groups: int,
+        updates: int,
+    ) -> None:
+        self._store = store
+        self._layout = layout
+        self._ledger = ledger
+        self._feed = feed
+        self._planned = groups
+        self._shares = update_shares(groups, updates)
+        self._facts = {group: self._read(group) for group in ledger.groups()}
+        self._ended = False
+
+    def pump(self) -> bool:
+        """Take in what the feed holds; whether anything came.
+
+        A group that comes when all updates are closed is not trained.
+        """
+        names, self._ended = self._feed.take()
+        new = [name for name in dict.fromkeys(names) if name not in self._facts]
+        for name in new:
+            update = update_of(len(self._facts), self._shares)
+            while self._ledger.closed(update):  # an earlier attempt ended without this group
+                update += 1
+            if update < len(self._shares):
+                facts = self._read(name)
+                self._ledger.arrive(name, update)
+                self._facts[name] = facts
+        return bool(new)
+
+    def of(self, update: int) -> list[GroupFacts]:
+        """Groups of an update, in order of arrival."""
+        groups = self._ledger.groups()
+        return [facts for name, facts in self._facts.items() if groups[name] == update]
+
+    def complete(self, update: int) -> bool:
+        """Whether no further group will come for this update."""
+        if self._ended or self._ledger.closed(update):
+            return True
+        return len(self.of(update)) >= self._shares[update]
+
+    def unformed(self, update: int) -> list[SampleSize]:
+        """Samples of an update that are in no micro-step yet."""
+        return [
+            sample
+            for facts in self.of(update)
+            for sample in facts.samples
+            if not self._ledger.formed(sample.group, sample.index)
+        ]
+
+    def missing(self) -> int:
+        """Groups that may still come."""
+        return 0 if self._ended else max(0, self._planned - len(self._facts))
+
+    def __len__(self) -> int:
+        return len(self._facts)
+
+    def _read(self, group: str) -> GroupFacts:
+        return group_facts(read_group(self._store, self._layout.group(group)))

@@ -1,0 +1,78 @@
+"""One line of metrics per update, from the groups it trained and what the replicas reported."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from storage.records import UpdateMetrics
+from tasks.training.events import Stepped
+from tasks.training.plan import GroupFacts
+
+CLIPPED = "clipped_sum"
+"""Statistic of a micro-step: its samples whose ratio the objective clipped."""
+GAP = "logprob_gap_sum"
+"""Statistic of a micro-step: |trainer's log-prob - recorded| summed over its targets."""
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Seconds of the step so far in which executions ran, and in which cells switched."""
+
+    rollout_s: float
+    switch_s: float
+
+
+def update_metrics(
+    *,
+    step: int,
+    trained_version: int,
+    groups: Iterable[GroupFacts],
+    stats: Sequence[Mapping[str, float]],
+    stepped: Stepped,
+    spent: Spent,
+) -> UpdateMetrics:
+    """The line of one update.
+
+    Args:
+        trained_version: of the weights that its micro-steps ran on; staleness counts from it.
+        groups: of this update, also those without spread.
+        stats: of its micro-steps.
+    """
+    facts = list(groups)
+    rewards = [reward for group in facts for reward in group.rewards]
+    pass_rate = math.fsum(rewards) / len(rewards) if rewards else None
+    versions: Counter[int] = Counter()
+    for group in facts:
+        versions.update(group.versions)
+    targets = versions.total()
+    samples = [sample for group in facts for sample in group.samples]
+    ages = {trained_version - version: count for version, count in versions.items()}
+    return UpdateMetrics(
+        step=step,
+        update=stepped.update,
+        policy_version=stepped.version,
+        executions=sum(group.executions for group in facts),
+        valid=len(rewards),
+        excluded=sum(group.excluded for group in facts),
+        timed_out=sum(group.timed_out for group in facts),
+        reward_mean=pass_rate,
+        pass_rate=pass_rate,
+        staleness_mean=sum(age * n for age, n in ages.items()) / targets if targets else 0.0,
+        staleness_max=max(ages, default=0),
+        clip_fraction=_total(stats, CLIPPED) / len(samples) if samples else 0.0,
+        grad_norm=stepped.grad_norm,
+        logprob_gap=_total(stats, GAP) / targets if targets else 0.0,
+        target_tokens=targets,
+        trained_tokens=sum(sample.tokens for sample in samples),
+        rollout_s=spent.rollout_s,
+        train_s=stepped.seconds,
+        switch_s=spent.switch_s,
+        ended_at=stepped.at,
+    )
+
+
+def _total(stats: Iterable[Mapping[str, float]], name: str) -> float:
+    return math.fsum(one.get(name, 0.0) for one in stats)
