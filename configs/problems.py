@@ -87,7 +87,7 @@ class HarnessConfig(Section):
     )
     sub_agents: int = setting(2, "Most sub-agents of an execution.", unit="agents", ge=0, le=1000)
     context_budget: int = setting(
-        230,
+        175,
         "Prompt and output tokens after which the agent compacts its history.",
         unit="tokens",
         ge=32,
@@ -126,6 +126,13 @@ class RolloutConfig(Section):
     )
     sandbox: SandboxKind = setting(
         SandboxKind.BUBBLEWRAP, "bubblewrap isolates by namespaces; process does not isolate."
+    )
+    memory_mb: int = setting(
+        4096,
+        "Address space of each process of an execution.",
+        unit="MB",
+        ge=64,
+        le=16_777_216,
     )
     workspace_limit_mb: float = setting(
         16, "Largest frozen workspace.", unit="MB", gt=0, le=1_000_000
