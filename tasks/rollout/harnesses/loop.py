@@ -60,11 +60,11 @@ RESPONSE_BYTES = 64 << 20
 HEADER_BYTES = 1 << 16
 
 EXIT_UNAVAILABLE = 69
-"""Exit code when the model could not be reached or refused the key: not the agent's doing."""
+"""Exit code when the model could not be reached: not the agent's doing."""
 
 
 class UnavailableError(Exception):
-    """The model can't be reached, or does not know this client."""
+    """The model can't be reached."""
 
 
 class RefusedError(Exception):
@@ -451,7 +451,8 @@ def _shortened(text: str) -> str:
 class ChatClient:
     """``Complete`` over HTTP: chat completions, not streamed, on one kept connection.
 
-    Refused connections, 429 and 5xx are tried again with back-off (``retry-after`` honoured).
+    Refused connections, 429 and 5xx are tried again with back-off (``retry-after`` honoured); so is
+    401, because a proxy that was just restarted may not know its keys yet.
 
     Args:
         base_url: with its version, for example ``http://127.0.0.1:8000/v1``.
@@ -485,7 +486,7 @@ class ChatClient:
         """One answer.
 
         Raises:
-            UnavailableError: no answer for ``give_up_s``, or the key or address is not known.
+            UnavailableError: no answer for ``give_up_s``, or the address is not known.
             RefusedError: the request was refused (400, 413, 422).
         """
         body = {
@@ -512,7 +513,7 @@ class ChatClient:
                 problem = f"HTTP {status}: {answer[:300].decode('utf-8', 'replace')}"
                 if status in (400, 413, 422):
                     raise RefusedError(problem)
-                if status not in (408, 409, 425, 429) and status < 500:
+                if status not in (401, 408, 409, 425, 429) and status < 500:
                     raise UnavailableError(problem)
                 retry_after = _seconds(headers.get("retry-after", ""))
             except (OSError, ValueError, EOFError) as error:
