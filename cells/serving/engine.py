@@ -1,0 +1,134 @@
+"""Control of a running SGLang server: readiness, weights, and an end to what it generates.
+
+Generations go through the gateway, not through this. Read in the source of SGLang 0.5.23:
+``/pause_generation`` in mode ``abort`` answers when no request is left, and holds back new ones
+until ``/continue_generation``; ``/update_weights_from_disk`` keeps the old weights where the new
+ones can't be loaded; ``/model_info`` needs no token and tells the weight version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+import aiohttp
+
+POLL_S = 0.2
+PROBE_LIMIT_S = 5.0
+CONTINUE_LIMIT_S = 10.0
+
+
+class EngineError(RuntimeError):
+    """The server can't do what was asked; the text names it, the call and the answer."""
+
+
+class EngineGoneError(EngineError):
+    """Nothing answers at its address."""
+
+
+class EngineLateError(EngineError):
+    """It did not answer before the deadline; whether the call took effect is not known."""
+
+
+class EngineRefusedError(EngineError):
+    """It answered with an error, and goes on with what it had."""
+
+
+class EngineClient:
+    """One server, by address and admin key. Use as an async context manager, or ``close``."""
+
+    def __init__(self, url: str, admin_key: str) -> None:
+        self.url = url
+        self.admin_key = admin_key
+        # SGLang drops a connection that was idle for 5 s; a new one a call can't meet that moment.
+        self._http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(force_close=True),
+            headers={"authorization": f"Bearer {admin_key}"},
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def wait_ready(self, limit_s: float, failure: Callable[[], str]) -> None:
+        """Wait until the server has answered a generation of one token.
+
+        Args:
+            failure: why its process ended; empty while it lives.
+
+        Raises:
+            EngineGoneError: the process ended.
+            EngineLateError: not ready within ``limit_s``.
+        """
+        try:
+            async with asyncio.timeout(limit_s):
+                while True:
+                    with suppress(EngineError):
+                        await self._call("GET", "/health", None, PROBE_LIMIT_S)
+                        return
+                    if failure():
+                        raise EngineGoneError(f"{self.url}: {failure()}")
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            raise EngineLateError(f"{self.url}: not ready within {limit_s:g} s") from None
+
+    async def version(self, limit_s: float = PROBE_LIMIT_S) -> int:
+        """The weight version that it serves."""
+        answer = await self._call("GET", "/model_info", None, limit_s)
+        text = str(answer.get("weight_version"))
+        if not text.isdecimal():
+            raise EngineRefusedError(f"{self.url}: weight version {text!r} is not a number")
+        return int(text)
+
+    async def drain(self, limit_s: float) -> None:
+        """End every generation (its client gets the partial answer), then take new ones again."""
+        try:
+            await self._call("POST", "/pause_generation", {"mode": "abort"}, limit_s)
+        finally:
+            await self._resume()
+
+    async def update_weights(self, path: Path, version: int, limit_s: float) -> None:
+        """Serve the weights in HF directory ``path`` as ``version``, with an empty KV cache.
+
+        Running generations end with their partial answers first; calls that arrive meanwhile wait.
+        """
+        body = {"model_path": str(path), "weight_version": str(version), "flush_cache": True}
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._call("POST", "/pause_generation", {"mode": "abort"}, limit_s)
+                answer = await self._call("POST", "/update_weights_from_disk", body, limit_s)
+        except TimeoutError:
+            raise EngineLateError(f"{self.url}: no new weights within {limit_s:g} s") from None
+        finally:
+            await self._resume()
+        if not answer.get("success"):
+            raise EngineRefusedError(f"{self.url}: {path}: {answer.get('message')}")
+
+    async def _resume(self) -> None:
+        """Also after a pause that failed: it may have taken effect, and calls would hang."""
+        await self._call("POST", "/continue_generation", {}, CONTINUE_LIMIT_S)
+
+    async def _call(
+        self, method: str, path: str, body: dict[str, Any] | None, limit_s: float
+    ) -> dict[str, Any]:
+        where = f"{self.url}{path}"
+        timeout = aiohttp.ClientTimeout(total=limit_s)
+        try:
+            async with self._http.request(method, where, json=body, timeout=timeout) as response:
+                text = await response.text()
+                if response.status != 200:
+                    raise EngineRefusedError(f"{where}: {response.status} {text[:500]}")
+                answer = await response.json() if "json" in response.content_type else {}
+        except TimeoutError:
+            raise EngineLateError(f"{where}: no answer within {limit_s:g} s") from None
+        except aiohttp.ClientError as error:
+            raise EngineGoneError(f"{where}: {error!r}") from None
+        return answer if isinstance(answer, dict) else {}

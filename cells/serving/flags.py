@@ -1,0 +1,91 @@
+"""How an SGLang server is started: its command line and environment."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.cells import Device
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """One server.
+
+    Args:
+        policy: HF directory with the first weights and the tokenizer.
+        version: their weight version; SGLang calls it so in ``meta_info.weight_versions``.
+        context: longest prompt and answer together, tokens.
+        kv_tokens: tokens of the KV cache.
+        requests: most requests that run at once; further ones queue.
+        seed: of the sampling. Servers of a run need different ones: with the same, members of a
+            group that run on two cells could draw the same numbers.
+        admin_key: bearer token of the control calls; generations need none.
+    """
+
+    policy: Path
+    version: int
+    device: Device
+    context: int
+    kv_tokens: int
+    requests: int
+    seed: int
+    port: int
+    admin_key: str
+    host: str = "127.0.0.1"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+
+def engine_argv(settings: EngineSettings) -> list[str]:
+    """The command that serves ``settings``. On ``cuda`` (not run on a GPU) SGLang chooses more."""
+    flags = {
+        "model-path": str(settings.policy),
+        "weight-version": str(settings.version),
+        "context-length": str(settings.context),
+        "max-total-tokens": str(settings.kv_tokens),
+        "max-running-requests": str(settings.requests),
+        "random-seed": str(settings.seed),
+        "page-size": "1",  # a prefix is reused to its last token
+        "host": settings.host,
+        "port": str(settings.port),
+        "admin-api-key": settings.admin_key,
+        "log-level": "warning",
+    }
+    # A resident engine of a cell that trains must not take the trainer's processors.
+    switches = ["sleep-on-idle", "skip-server-warmup"]
+    if settings.device is Device.CPU:
+        flags |= {
+            "device": "cpu",
+            "dtype": "float32",  # other types are many times slower without AMX
+            "attention-backend": "torch_native",
+            "sampling-backend": "pytorch",
+        }
+        switches.append("disable-overlap-schedule")  # overlaps a GPU's work with the CPU's
+    argv = [sys.executable, "-m", "cells.serving.launch"]
+    for name, value in flags.items():
+        argv += [f"--{name}", value]
+    return argv + [f"--{name}" for name in switches]
+
+
+def engine_environment(settings: EngineSettings, base: Mapping[str, str]) -> dict[str, str]:
+    """Variables of the server's process, from those of ``base``.
+
+    Byte code may be written, whatever ``base`` says: compiling SGLang and torch again in each start
+    takes longer than everything else in it.
+    """
+    env = {name: value for name, value in base.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    env |= {
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if settings.device is Device.CPU:
+        # More threads were tens of times slower where several servers share a few cores.
+        env |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return env

@@ -1,0 +1,143 @@
+"""Parts that tests of several folders share. The real ones are made once a session."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from cells.process import end_group
+from cells.serving.flags import EngineSettings
+from cells.serving.process import EngineProcess, free_port
+from configs.cells import Device
+from configs.load import load_config
+from storage.run import Run, create_run
+
+TINY_CONTEXT = 1024
+TINY_SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+)
+
+
+class EngineAddress(NamedTuple):
+    """The session's SGLang server; ``token`` is for its control calls."""
+
+    url: str
+    token: str
+
+
+def make_tiny_policy(folder: Path, seed: int) -> Path:
+    """A random Qwen3 in fp32 with 2 layers of width 64, and a byte-level tokenizer."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    text = ["def f(x): return x + 1\n", "file: lib/a.py\nalpha(x): x plus 3\n", "assistant user"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        initial_alphabet=alphabet,
+        special_tokens=list(TINY_SPECIAL_TOKENS),
+        show_progress=False,
+    )
+    raw.train_from_iterator(text * 20, trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=raw, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    generator = torch.random.get_rng_state()
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        num_hidden_layers=2,
+        intermediate_size=128,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=TINY_CONTEXT,
+        tie_word_embeddings=True,
+        initializer_range=0.1,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        dtype="float32",
+    )
+    model = Qwen3ForCausalLM(config).float()
+    torch.random.set_rng_state(generator)
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """HF directory of a tiny policy. Read only."""
+    return make_tiny_policy(tmp_path_factory.mktemp("policy") / "tiny", seed=0)
+
+
+@pytest.fixture(scope="session")
+def other_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As ``tiny_policy``, with other weights."""
+    return make_tiny_policy(tmp_path_factory.mktemp("policy") / "other", seed=1)
+
+
+@pytest.fixture(scope="session")
+def sglang_server(
+    tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EngineAddress]:
+    """A real SGLang server with ``tiny_policy`` as version 0; who changes that changes it back."""
+    settings = EngineSettings(
+        policy=tiny_policy,
+        version=0,
+        device=Device.CPU,
+        context=TINY_CONTEXT,
+        kv_tokens=16_384,
+        requests=64,
+        seed=1,
+        port=free_port(),
+        admin_key=secrets.token_urlsafe(16),
+    )
+    log = tmp_path_factory.mktemp("sglang") / "server.log"
+
+    async def start() -> EngineProcess:
+        engine = EngineProcess(settings, cpus=(), log=log)
+        try:
+            await engine.wait_ready(240)
+        finally:
+            await engine.client.close()
+        return engine
+
+    engine = asyncio.run(start())
+    try:
+        yield EngineAddress(settings.url, settings.admin_key)
+    finally:
+        end_group(engine.pid, grace_s=2)
+
+
+@pytest.fixture
+def run_store(tmp_path: Path) -> Run:
+    """A new run (store, keys, settings) with cells a (core) and b that are not pinned."""
+    cells = "[{name: a, core: true}, {name: b}]"
+    config = load_config(
+        "quickstart",
+        [f"cells.cells={cells}", f"model.context={TINY_CONTEXT}", f"storage.root={tmp_path}"],
+        environment={},
+    )
+    return create_run(str(tmp_path), f"run-{os.path.basename(tmp_path)[:40].lower()}", config)
