@@ -86,8 +86,8 @@ class WarmStartConfig(Section):
     full_steps: int = setting(
         330, "Steps on demonstrations of the real task.", unit="steps", ge=0, le=1_000_000
     )
-    demonstrations: int = setting(
-        8, "Demonstrations in a step.", unit="demonstrations", ge=1, le=65_536
+    histories: int = setting(
+        12, "Histories of demonstrations in a step.", unit="histories", ge=1, le=65_536
     )
     error_share: float = setting(
         1.0,
