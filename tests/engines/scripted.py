@@ -1,7 +1,7 @@
 """A server with SGLang's ``/generate`` and ``/abort_request`` that plays scripted ids.
 
-One ``Script`` can be shared by several engines: a prompt that begins with a known prompt and part of
-its reply gets the rest of that reply, with the same log-probs, as the same model elsewhere would.
+One ``Script`` can be shared by several engines: a prompt that begins with a known prompt and part
+of its reply gets the rest of that reply, with the same log-probs, as the same model would.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ class Script:
     def rest(self, prompt: list[int]) -> list[int]:
         for known, reply in self._known.items():
             done = len(prompt) - len(known)
-            if 0 < done <= len(reply) and tuple(prompt[: len(known)]) == known:
-                if prompt[len(known) :] == reply[:done]:
-                    return reply[done:]
+            if 0 < done <= len(reply) and prompt == [*known, *reply[:done]]:
+                return reply[done:]
         reply = self.queue.popleft()
         self._known[tuple(prompt)] = reply
         return reply

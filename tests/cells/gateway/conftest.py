@@ -13,7 +13,6 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.engines.scripted import Script, ScriptedEngine
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -24,6 +23,7 @@ from configs.run import RunConfig
 from storage.layout import RunLayout
 from storage.objects import Store
 from storage.records import Call
+from tests.engines.scripted import Script, ScriptedEngine
 
 SPECIALS = (
     "<|endoftext|>",
@@ -150,7 +150,7 @@ class Bench:
     async def until(self, ready: Callable[[dict], bool]) -> dict:
         """Wait for the gateway's state."""
         async with asyncio.timeout(LIMIT_S):
-            while not ready(state := await self.state()):
+            while not ready(state := await self.state()):  # noqa: ASYNC110  (it is another's)
                 await asyncio.sleep(0.01)
         return state
 
@@ -176,6 +176,21 @@ def prompts(calls: list[Call]) -> dict[str, list[int]]:
     for call in calls:
         prompt(call)
     return whole
+
+
+def deltas(stream: str) -> dict[str, str]:
+    """Text of a streamed answer by field, and its ``finish_reason``."""
+    texts: dict[str, str] = {}
+    for line in stream.split("\n\n"):
+        if not line.startswith("data: {"):
+            continue
+        for choice in json.loads(line.removeprefix("data: "))["choices"]:
+            for field, text in choice["delta"].items():
+                if isinstance(text, str):
+                    texts[field] = texts.get(field, "") + text
+            if choice["finish_reason"]:
+                texts["finish_reason"] = choice["finish_reason"]
+    return texts
 
 
 MakeBench = Callable[..., Any]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 
+from storage.records import CallKind, CallStatus
 from tests.cells.gateway.conftest import prompts
 from tests.engines.scripted import logprob
-
-from storage.records import CallKind, CallStatus
 
 SYSTEM = {"role": "system", "content": "Write the module."}
 WRITE = {"name": "write", "arguments": {"path": "a.py", "content": "x = 1.0\n", "n": 1.0}}
