@@ -1,0 +1,1 @@
+"""Verdicts: what a frozen workspace is worth, or why that is not known."""

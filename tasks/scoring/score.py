@@ -1,0 +1,155 @@
+"""From an ended execution to its verdict."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from functools import lru_cache
+from pathlib import Path
+
+from configs.problems import ProblemsConfig, SandboxKind
+from configs.run import RunConfig
+from storage.layout import RunLayout
+from storage.objects import StorageError, Store
+from storage.records import (
+    Excluded,
+    ExecutionOutcome,
+    ExecutionResult,
+    RecordError,
+    Scored,
+    VerdictRecord,
+)
+from tasks.problems.source import (
+    EvaluationLimits,
+    EvaluatorError,
+    ProblemSource,
+    ProblemSourceError,
+    TestReport,
+    make_source,
+)
+from tasks.rollout.sandboxes.sandbox import Room, Sandbox, SandboxError, make_sandbox
+from tasks.rollout.snapshot import SnapshotError, remove_tree, thaw
+from tasks.scoring.reward import make_reward, reward_of
+from tasks.scoring.verdicts import add_verdict, newest_verdict
+
+_LOG_CHARS = 4000
+
+
+def score(
+    store: Store,
+    layout: RunLayout,
+    config: RunConfig,
+    execution: str,
+    problem_id: str,
+    *,
+    attempt: int = 0,
+    again: bool = False,
+) -> VerdictRecord:
+    """Evaluate the frozen workspace of an execution and record the verdict.
+
+    A reward that is recorded already is returned as it is, unless ``again``. An execution whose
+    host failed is excluded at once: there is nothing to evaluate. Everything that the agent's code
+    does in the evaluation, a crash or a hang included, is a score.
+
+    Args:
+        attempt: counts the tries of this evaluation; only ``debug.evaluator_failure_share`` looks
+            at it.
+
+    Raises:
+        EvaluatorError: our side failed. Try again later; after the last try call ``exclude``.
+    """
+    try:
+        known = newest_verdict(store, layout, execution)
+        if known is not None and isinstance(known.verdict, Scored) and not again:
+            return known
+        result = store.read_record(layout.execution_result(execution), ExecutionResult)
+        if result.outcome is ExecutionOutcome.HOST_FAILED:
+            if known is not None:
+                return known
+            return exclude(store, layout, execution, result.query_id, "host_failed", result.detail)
+        _fail_at_random(config, execution, attempt)
+        started = time.monotonic()
+        verdict = _evaluated(store, config, result, problem_id)
+        seconds = time.monotonic() - started
+        return add_verdict(store, layout, execution, result.query_id, verdict, seconds)
+    except (StorageError, RecordError, SnapshotError, SandboxError, ProblemSourceError) as error:
+        raise EvaluatorError(f"{execution}: {type(error).__name__}: {error}") from error
+
+
+def exclude(
+    store: Store, layout: RunLayout, execution: str, query: str, reason: str, detail: str
+) -> VerdictRecord:
+    """Record that an execution has no reward, because our side failed.
+
+    Args:
+        reason: a word that can be counted, for example ``evaluator``.
+
+    Raises:
+        StorageError: the store is full or refuses.
+    """
+    verdict = Excluded(reason=reason, detail=detail[:_LOG_CHARS])
+    return add_verdict(store, layout, execution, query, verdict, 0.0)
+
+
+def _evaluated(store: Store, config: RunConfig, result: ExecutionResult, problem_id: str) -> Scored:
+    """The score of a fresh copy of the workspace, in a folder of its own."""
+    if result.workspace_key is None:
+        raise EvaluatorError(f"{result.execution_id}: it left no workspace")
+    source = _source(config.problems)
+    problem = source.load(problem_id)
+    folder = Path(tempfile.mkdtemp(prefix="gyre-evaluation-"))
+    try:
+        room = Room(folder.resolve(), network=False)
+        data = store.read(result.workspace_key)
+        thaw(data, room.workspace, int(config.rollout.workspace_limit_mb * 1e6))
+        limits = EvaluationLimits(config.scoring.limit_s, config.scoring.memory_mb)
+        prefix = _sandbox(config.rollout.sandbox).prefix(room)
+        tests = _checked(source.evaluate(problem, room.workspace, limits, prefix))
+        reward = reward_of(make_reward(config.problems.reward), problem, tests, room.workspace)
+    except (EvaluatorError, StorageError, SnapshotError, SandboxError):
+        raise
+    except Exception as error:
+        raise EvaluatorError(
+            f"{result.execution_id}: the evaluation of {problem_id} failed: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    finally:
+        remove_tree(folder)
+    return Scored(
+        reward=reward,
+        timed_out=result.outcome is ExecutionOutcome.TIMED_OUT,
+        tests_passed=tests.passed,
+        tests_total=tests.total,
+        log=_log(tests),
+    )
+
+
+def _checked(tests: TestReport) -> TestReport:
+    if tests.total < 1 or not 0 <= tests.passed <= tests.total:
+        raise EvaluatorError(f"{tests.passed} of {tests.total} tests passed: not a report")
+    return tests
+
+
+def _log(tests: TestReport) -> str:
+    text = tests.log[:_LOG_CHARS]
+    return f"{text}\nthe evaluation's own time limit ended it" if tests.timed_out else text
+
+
+def _fail_at_random(config: RunConfig, execution: str, attempt: int) -> None:
+    share = config.debug.evaluator_failure_share
+    drawn = random.Random(f"evaluator {config.seed} {execution} {attempt}").random()
+    if drawn < share:
+        raise EvaluatorError(
+            f"{execution}: made to fail, try {attempt} (debug.evaluator_failure_share={share:g})"
+        )
+
+
+@lru_cache(maxsize=8)
+def _source(config: ProblemsConfig) -> ProblemSource:
+    return make_source(config)
+
+
+@lru_cache(maxsize=4)
+def _sandbox(kind: SandboxKind) -> Sandbox:
+    return make_sandbox(kind)
