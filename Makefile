@@ -1,0 +1,28 @@
+# `make` alone lists the targets.
+SHELL := /bin/bash
+BIN := .venv/bin
+
+.PHONY: help setup quickstart test lock clean
+.DEFAULT_GOAL := help
+
+help: ## List the targets.
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
+
+setup: ## Install what Gyre needs into .venv, Debian packages included.
+	@bash scripts/setup.sh
+
+quickstart: setup ## Set up, then train a small policy on this machine.
+	@$(BIN)/gyre train --config quickstart
+
+test: setup ## Set up, then run the checks and all tests.
+	@echo "ruff" && $(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .
+	@echo "mypy" && $(BIN)/mypy
+	@echo "import contract" && $(BIN)/lint-imports --no-cache
+	@echo "pytest" && $(BIN)/python -m pytest
+
+lock: setup ## Resolve the dependencies again and write the locked requirement files.
+	@$(BIN)/python scripts/lock.py
+
+clean: ## Remove the environment, caches and builds; runs in .gyre stay.
+	@rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

@@ -1,0 +1,13 @@
+"""What holds for every test: the rule about skips, and an environment that stays on this machine."""
+
+from __future__ import annotations
+
+import os
+
+pytest_plugins = ["tests.skips"]
+
+# Set before anything is imported: all of it is read at import.
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads than cores are many times slower
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+os.environ.setdefault("DO_NOT_TRACK", "1")
