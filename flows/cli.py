@@ -1,0 +1,63 @@
+"""The ``gyre`` command line."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from flows import config_cli, train_cli
+
+app = typer.Typer(
+    name="gyre",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+    rich_markup_mode="rich",
+    help="""Reinforcement learning for long-horizon coding agents on cells that move between rollout
+and training.
+
+[bold]First run[/bold]
+
+  gyre train --config quickstart
+
+[bold]An own configuration[/bold]
+
+  gyre config show > my.yaml
+
+  gyre config check --config my.yaml
+
+  gyre train --config my.yaml --set training.steps=2
+""",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"gyre {version('gyre-rl')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _gyre(
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+train_cli.register(app)
+config_cli.register(app)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+if __name__ == "__main__":
+    main()
