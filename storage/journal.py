@@ -9,6 +9,8 @@ from typing import BinaryIO
 
 from storage.objects import StorageError, Store
 
+_TAIL_BYTES = 1 << 16
+
 
 class Journal:
     """One writer's log under a prefix. A line is durable against the death of this process when
@@ -45,20 +47,32 @@ class Journal:
             try:
                 if self._file is None:
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (kept open)
-                self._file.write(data)
+                    self._file = self._open_segment()
+                _write_all(self._file, data)
                 if self._fsync:
                     os.fsync(self._file.fileno())
             except OSError as error:
+                self._end_segment()  # what follows must not continue a torn line
                 raise StorageError(f"{path}: can't be written: {error}") from error
 
     def close(self) -> None:
         """End the segment; a later ``append`` opens a new one."""
         with self._lock:
-            if self._file is not None:
-                self._file.close()
-                self._file = None
+            self._end_segment()
+
+    def _open_segment(self) -> BinaryIO:
+        """A file that nobody had before, whatever other writer came in between."""
+        while True:
+            try:
+                return open(self._store.local_path(self._segment()), "xb", buffering=0)
+            except FileExistsError:
                 self._next += 1
+
+    def _end_segment(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            self._next += 1
 
     def _segment(self) -> str:
         return f"{self._prefix}/{self._next:08d}.jsonl"
@@ -85,10 +99,38 @@ def append_line(store: Store, key: str, line: bytes) -> None:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "ab", buffering=0) as file:
-            file.write(line + b"\n")
+        with open(path, "a+b", buffering=0) as file:
+            _drop_torn_line(file)
+            _write_all(file, line + b"\n")
     except OSError as error:
         raise StorageError(f"{path}: can't be written: {error}") from error
+
+
+def _write_all(file: BinaryIO, data: bytes) -> None:
+    """Write all of ``data`` to an unbuffered file; one ``write`` may take only a part.
+
+    Raises:
+        OSError: the rest can't be written. A part may have been.
+    """
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def _drop_torn_line(file: BinaryIO) -> None:
+    """Cut off what a killed writer left after the last newline, so that nothing continues it."""
+    end = file.seek(0, os.SEEK_END)
+    kept = end
+    while kept:
+        start = max(0, kept - _TAIL_BYTES)
+        file.seek(start)
+        newline = file.read(kept - start).rfind(b"\n")
+        if newline >= 0:
+            kept = start + newline + 1
+            break
+        kept = start
+    if kept != end:
+        file.truncate(kept)
 
 
 def read_lines(store: Store, key: str) -> list[bytes]:

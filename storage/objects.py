@@ -132,7 +132,8 @@ class Store:
         """Remove an object or everything below a prefix; nothing there is no error."""
         path = self._path(prefix)
         if self._fs.exists(path):
-            self._fs.rm(path, recursive=True)
+            with suppress(FileNotFoundError):  # another deleted it meanwhile
+                self._fs.rm(path, recursive=True)
 
     def local_path(self, key: str) -> Path:
         """The file behind ``key``, for programs that need a path.
@@ -185,6 +186,7 @@ class Store:
     def _walk(self, prefix: str) -> Iterator[str]:
         path = self._path(prefix)
         skip = len(self._root) + 1
+        self._fs.invalidate_cache()  # others write too
         for found in self._fs.find(path):
             if not str(found).rsplit("/", 1)[-1].startswith(_ASIDE):
                 yield str(found)[skip:]

@@ -24,8 +24,10 @@ class Record(BaseModel):
 
 def encode(record: Record) -> bytes:
     """A record as one line of JSON with its kind and format version."""
-    body = record.model_dump(mode="json")
-    return orjson.dumps({"record": type(record).__name__, "format": record.FORMAT, **body})
+    head = orjson.dumps({"record": type(record).__name__, "format": record.FORMAT})
+    # pydantic writes the body: orjson would turn a NaN or an infinity into null.
+    body = record.model_dump_json().encode()
+    return head[:-1] + b"," + body[1:] if body != b"{}" else head
 
 
 def decode(data: bytes, kind: type[R], where: str = "record") -> R:
@@ -186,8 +188,9 @@ class Call(Record):
     new_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
     output_logprobs: tuple[float, ...]
-    """Behaviour log-probability of each output id, natural logarithm, at temperature 1 of what
-    was sampled from (the sampling distribution)."""
+    """Behaviour log-probability of each output id, natural logarithm, in the distribution that was
+    sampled from: of the logits over the temperature, before ``top_p`` cut anything. A trainer that
+    compares them with its own at temperature 1 needs rollouts at 1."""
     spans: tuple[VersionSpan, ...]
     kind: CallKind
     kind_reason: str

@@ -67,7 +67,11 @@ class _Index(Record):
 
 
 def seal(store: Store, key: str, group: SealedGroup) -> SealedGroup:
-    """Write a group unless it is sealed already, and return what is sealed now."""
+    """Write a group unless it is sealed already, and return what is sealed now.
+
+    Raises:
+        ValueError: the arrays of a sample differ in length.
+    """
     if store.write_once(key, _encode(group)):
         return group
     return read_group(store, key)
@@ -85,6 +89,9 @@ def read_group(store: Store, key: str) -> SealedGroup:
         arrays = load_tensors(data)
         index = decode(arrays.pop("index").tobytes(), _Index, where=key)
         rows = index.rows
+        stored = min(len(arrays[name]) for name in ("ids", "targets", "logprobs", "versions"))
+        if any(not 0 <= row.start <= row.end <= stored for row in rows):
+            raise ValueError(f"its rows exceed the {stored} tokens stored")
     except (SafetensorError, KeyError, ValueError) as error:
         raise RecordError(f"{key}: not a sealed group: {error}") from error
     samples = tuple(_sample(row, arrays) for row in rows)
@@ -116,6 +123,13 @@ def _encode(group: SealedGroup) -> bytes:
     start = 0
     for sample in group.samples:
         end = start + len(sample.ids)
+        for name in ("targets", "logprobs", "versions"):
+            length = len(getattr(sample, name))
+            if length != len(sample.ids):
+                raise ValueError(
+                    f"a sample of {sample.execution_id} has {len(sample.ids)} ids, but {length} "
+                    f"{name}"
+                )
         rows.append(
             _Row(
                 execution_id=sample.execution_id,
