@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -62,12 +63,12 @@ def end_group(pid: int, grace_s: float) -> None:
     for process in found:
         with suppress(psutil.Error):
             process.terminate()
-    _, alive = psutil.wait_procs(found, timeout=grace_s)
+    alive = _wait_ended(found, grace_s)
     _signal_group(pid, signal.SIGKILL)
     for process in alive:
         with suppress(psutil.Error):
             process.kill()
-    psutil.wait_procs(alive, timeout=1)
+    _wait_ended(alive, 1)
 
 
 def cpu_seconds(pid: int | None) -> float:
@@ -80,6 +81,25 @@ def cpu_seconds(pid: int | None) -> float:
             times = process.cpu_times()
             total += times.user + times.system + times.children_user + times.children_system
     return total
+
+
+def _wait_ended(processes: Sequence[psutil.Process], limit_s: float) -> list[psutil.Process]:
+    """Those that still run after ``limit_s``. A zombie has ended: when its parent collects it is
+    not up to us, and in a container it can take a second."""
+    deadline = time.monotonic() + limit_s
+    pause_s = 0.001
+    while alive := [process for process in processes if _runs(process)]:
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.05)
+    return alive
+
+
+def _runs(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 def _family(pid: int) -> list[psutil.Process]:
