@@ -69,6 +69,9 @@ def end_group(pid: int, grace_s: float) -> None:
         with suppress(psutil.Error):
             process.kill()
     _wait_ended(alive, 1)
+    for process in found:
+        with suppress(psutil.Error):
+            process.wait(timeout=0)  # collects those that are our own children
 
 
 def cpu_seconds(pid: int | None) -> float:
