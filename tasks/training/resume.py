@@ -24,7 +24,9 @@ def find_position(core: Replica, ledger: Ledger, updates: int) -> int:
     if ledger.version is None:
         ledger.open(status.version)
     assert ledger.version is not None
-    done = [stepped for stepped in map(ledger.stepped, range(updates)) if stepped is not None]
+    done: list[Stepped] = []
+    while (stepped := ledger.stepped(len(done))) is not None:
+        done.append(stepped)
     versions = [ledger.version, *(stepped.version for stepped in done)]
     first = len(done)
     if status.version == versions[-1] + 1 and ledger.stepping(first) is not None:
@@ -47,10 +49,9 @@ def find_position(core: Replica, ledger: Ledger, updates: int) -> int:
                 f"{core.name}: has version {status.version}; this step's ledger knows "
                 f"{versions[0]} to {versions[-1]}: restore the core from a checkpoint of this step"
             )
-        first = next(
-            update for update, stepped in enumerate(done) if stepped.version > status.version
-        )
-        for update in range(first, len(done)):
+        first = next(number for number, one in enumerate(done) if one.version > status.version)
+        # Last first: an attempt that dies here leaves no gap between stepped updates.
+        for update in range(len(done) - 1, first - 1, -1):
             ledger.restart(update, f"the core has version {status.version}")
     for update in range(first, updates):
         if ledger.count(update, *MicroState) > ledger.count(update, MicroState.READY):

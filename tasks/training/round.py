@@ -152,7 +152,7 @@ class Round:
         self._ledger.give_back(job.replica, str(lost))
         self._weights.pop(job.replica, None)
         self._losses[job.replica] += 1
-        pause = min(_LONGEST_PAUSE_S, 0.25 * 2 ** self._losses[job.replica])
+        pause = min(_LONGEST_PAUSE_S, 0.5 * (2 ** (self._losses[job.replica] - 1) - 1))
         self._retry_at[job.replica] = time.monotonic() + pause
 
     def _assign(self, core: Replica, members: Mapping[str, Replica]) -> None:

@@ -1,0 +1,123 @@
+"""Shares, packing, rates, exclusion and the metrics of an update."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from configs.training import UpdateMean
+from storage.objects import Store
+from storage.records import UpdateMetrics, decode, encode
+from storage.samples import read_group
+from tasks.training.events import Stepped
+from tasks.training.metrics import Spent, update_metrics
+from tasks.training.packing import SampleSize, pack
+from tasks.training.plan import (
+    TooManyExcludedError,
+    check_excluded,
+    divisor,
+    group_facts,
+    learning_rate,
+    update_of,
+    update_shares,
+)
+from tests.tasks.training.fakes import LAYOUT, config, make_group
+
+sizes = st.lists(st.integers(1, 60), max_size=30)
+
+
+@settings(max_examples=60)
+@given(sizes, st.integers(16, 64), st.randoms())
+def test_packing_covers_each_sample_once_within_budget(lengths, budget, random):
+    samples = [SampleSize("g", index, n, 1) for index, n in enumerate(lengths)]
+    rows = pack(samples, budget)
+    assert sorted(s.index for row in rows for s in row) == list(range(len(samples)))
+    for row in rows:
+        assert row and (len(row) == 1 or sum(s.tokens for s in row) <= budget)
+    mixed = list(samples)
+    random.shuffle(mixed)
+    assert pack(mixed, budget) == rows
+
+
+@given(st.integers(0, 60), st.integers(1, 8))
+def test_shares_are_even_and_cover_all_groups(groups, updates):
+    shares = update_shares(groups, updates)
+    assert sum(shares) == groups and len(shares) == updates
+    assert max(shares) - min(shares) <= 1
+    given_to = [update_of(arrival, shares) for arrival in range(groups)]
+    assert [given_to.count(update) for update in range(updates)] == list(shares)
+    assert given_to == sorted(given_to)
+    assert update_of(groups, shares) == updates - 1
+
+
+def test_learning_rate_rises_over_the_run():
+    training = config(updates=2, **{"training.warmup_updates": 4}).training
+    rates = [learning_rate(training, step, update) for step in range(3) for update in range(2)]
+    assert rates == pytest.approx([training.learning_rate * f for f in (0.25, 0.5, 0.75, 1, 1, 1)])
+
+
+@pytest.fixture
+def facts(tmp_path):
+    store = Store(tmp_path)
+
+    def make(number, rewards, **more):
+        return group_facts(
+            read_group(store, LAYOUT.group(make_group(store, number, rewards, **more)))
+        )
+
+    return make
+
+
+def test_divisor_counts_executions_not_samples(facts):
+    groups = [facts(0, (0.0, 1.0, None)), facts(1, (0.5, 0.5)), facts(2, (0.0, 0.0, 1.0))]
+    assert divisor(groups, UpdateMean.WITH_SPREAD) == 5
+    assert divisor(groups, UpdateMean.ALL_VALID) == 7
+    assert divisor([], UpdateMean.WITH_SPREAD) == 0
+
+
+def test_too_many_excluded_names_query_and_setting(facts):
+    groups = [facts(0, (0.0, 1.0)), facts(1, (None, None))]
+    check_excluded(groups, 0.5)
+    with pytest.raises(TooManyExcludedError, match=r"2 of 4 .*max_excluded_share.*s00000-q0001"):
+        check_excluded(groups, 0.49)
+    check_excluded([], 0.0)
+
+
+def metrics(groups, stats=(), stepped=None):
+    stepped = stepped or Stepped(update=1, version=8, grad_norm=0.5, seconds=2.0, at=9.0)
+    return update_metrics(
+        step=0,
+        trained_version=7,
+        groups=groups,
+        stats=list(stats),
+        stepped=stepped,
+        spent=Spent(rollout_s=3.0, switch_s=1.0),
+    )
+
+
+def test_metrics_are_over_targets_and_valid_executions(facts):
+    groups = [
+        facts(0, (0.0, 1.0, None), version=5, lengths=(8,)),
+        facts(1, (0.25, 0.75), version=7, lengths=(24,)),
+    ]
+    stats = [
+        {"clipped_sum": 1.0, "logprob_gap_sum": 4.0},
+        {"clipped_sum": 0.0, "logprob_gap_sum": 12.0},
+    ]
+    line = metrics(groups, stats)
+    assert (line.executions, line.valid, line.excluded, line.timed_out) == (5, 4, 1, 2)
+    assert line.pass_rate == line.reward_mean == 0.5
+    assert (line.target_tokens, line.trained_tokens) == (32, 64)
+    assert line.staleness_mean == pytest.approx(2 * 8 / 32)
+    assert line.staleness_max == 2
+    assert line.clip_fraction == 0.25
+    assert line.logprob_gap == 0.5
+    assert (line.rollout_s, line.train_s, line.switch_s) == (3.0, 2.0, 1.0)
+
+
+def test_an_update_without_valid_executions_has_no_rate_and_survives_storage(facts):
+    stepped = Stepped(update=0, version=7, grad_norm=None, seconds=0.0, at=1.0)
+    line = metrics([facts(0, (None, None))], stepped=stepped)
+    assert line.pass_rate is None and line.grad_norm is None
+    assert decode(encode(line), UpdateMetrics) == line
