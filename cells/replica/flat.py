@@ -36,6 +36,15 @@ class FlatModel:
             parameter.grad = self.gradients[start:end].view_as(parameter)
             start = end
 
+    def move_gradients(self, buffer: Tensor) -> None:
+        """Keep the gradients, zeroed, in ``buffer`` [parameters]: memory that others may read."""
+        self.gradients = buffer
+        self.zero_gradients()
+        for parameter, gradient in zip(
+            self.named.values(), self.split(buffer).values(), strict=True
+        ):
+            parameter.grad = gradient
+
     def zero_gradients(self) -> None:
         self.gradients.zero_()
 

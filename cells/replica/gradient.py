@@ -1,0 +1,228 @@
+"""Gradient sums of an update: what is in them, exactly once, and how they travel."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cells.replica.errors import DamagedError, ReplicaError
+from cells.replica.groups import SampleRequest, document
+from cells.replica.model import target_logprobs
+from cells.replica.objective import Objective
+from cells.replica.packing import pack
+from cells.replica.policy import Policy
+from cells.transfer.block import Block, Descriptor
+from cells.transfer.endpoint import Endpoint
+from storage.samples import Sample
+
+Answer = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class UpdateKey:
+    """Which update of which step; its text is for people."""
+
+    step: int
+    update: int
+
+    def __str__(self) -> str:
+        return f"update {self.update} of step {self.step}"
+
+
+@dataclass
+class Frozen:
+    """A gradient that others may be reading."""
+
+    update: int
+    descriptor: Descriptor
+
+
+@dataclass
+class Gradient:
+    """The gradient buffer of a policy and the micro-steps in it.
+
+    A micro-step is in it wholly or not at all. Where a backward pass dies in the middle, all of
+    the gradient is dropped, since nothing tells what part was added.
+    """
+
+    policy: Policy
+    block: Block
+    """Holds the buffer itself: a satellite's gradient is read where it was summed."""
+    endpoint: Endpoint
+    key: UpdateKey | None = None
+    answers: dict[str, Answer | None] = field(default_factory=dict)
+    """Of the micro-steps in the buffer; None for those that came from another replica."""
+    frozen: Frozen | None = None
+
+    @property
+    def micro_steps(self) -> list[str]:
+        return list(self.answers)
+
+    def discard(self) -> None:
+        """Zero the buffer and forget what was in it."""
+        self.block.open()
+        self.policy.flat.zero_gradients()
+        self.key = None
+        self.answers.clear()
+        self.frozen = None
+
+    def accumulate(
+        self,
+        key: UpdateKey,
+        micro_step: str,
+        samples: Sequence[tuple[SampleRequest, Sample]],
+        objective: Objective,
+    ) -> Answer:
+        """Add the gradient of the sum over samples of scale * weight * loss.
+
+        The same micro-step again is answered from memory.
+
+        Raises:
+            ReplicaError: the gradient belongs to another update or is frozen; or the backward pass
+                failed, then the gradient was dropped.
+        """
+        known = self.answers.get(micro_step)
+        if known is not None and self.key == key:
+            return known
+        self._expect(key)
+        if micro_step in self.answers:
+            raise ReplicaError(f"micro-step {micro_step} came from another replica already")
+        if self.frozen is not None:
+            raise ReplicaError(f"the gradient of {self.key} is frozen; release it first")
+        began = time.monotonic()
+        row = pack([document(sample) for _, sample in samples])
+        logprobs = target_logprobs(self.policy.model, row).double().split(row.target_counts)
+        stats: defaultdict[str, float] = defaultdict(float)
+        total = torch.zeros((), dtype=torch.float64)
+        for (request, sample), own in zip(samples, logprobs, strict=True):
+            behaviour = recorded(sample)
+            loss, observed = objective(own, behaviour, sample.advantage)
+            total = total + request.scale * sample.weight * loss
+            for name, value in observed.items():
+                stats[f"{name}_sum"] += value
+            _observe(stats, own.detach() - behaviour, sample, self.policy.version)
+        stats["loss_sum"] = float(total.detach())
+        try:
+            total.backward()
+        except RuntimeError as error:
+            self.discard()
+            raise ReplicaError(f"backward failed, the gradient was dropped: {error}") from error
+        answer: Answer = {
+            "micro_step": micro_step,
+            "tokens": len(row.ids),
+            "target_tokens": len(row.labels),
+            "samples": len(samples),
+            "seconds": time.monotonic() - began,
+            "stats": dict(stats),
+        }
+        self.key = key
+        self.answers[micro_step] = answer
+        return answer
+
+    def freeze(self, update: int) -> Answer:
+        """Keep the gradient as it is and describe it to the core; again gives the same answer."""
+        if self.frozen is None:
+            if self.key is not None and self.key.update != update:
+                raise ReplicaError(f"the gradient is of {self.key}, not of update {update}")
+            descriptor = self.endpoint.publish(self.block, self.policy.version)
+            self.frozen = Frozen(update, descriptor)
+        elif self.frozen.update != update:
+            raise ReplicaError(f"the gradient of update {self.frozen.update} is frozen")
+        descriptor = self.frozen.descriptor
+        return {"descriptor": descriptor.model_dump(), "micro_steps": self.micro_steps}
+
+    def release(self, update: int) -> None:
+        """The core has it: zero the buffer. Again, or for an update that is gone, does nothing."""
+        if self.frozen is not None and self.frozen.update == update:
+            self.discard()
+
+    def reduce(
+        self, key: UpdateKey, descriptor: Descriptor, micro_steps: Sequence[str], limit_s: float
+    ) -> Answer:
+        """Add another replica's gradient, whole and verified; again does nothing.
+
+        Raises:
+            ReplicaError: it is of other weights or of another size, or shares some micro-steps
+                with this gradient.
+            TransferError: it can't be read or verified; nothing was added.
+        """
+        began = time.monotonic()
+        present = [name for name in micro_steps if name in self.answers]
+        if self.key == key and len(present) == len(micro_steps):
+            return {"bytes": 0, "seconds": 0.0, "micro_steps": list(micro_steps)}
+        self._expect(key)
+        if present:
+            raise ReplicaError(f"micro-steps {present} are in the gradient already, others are not")
+        if descriptor.version != self.policy.version:
+            raise ReplicaError(
+                f"the gradient is of version {descriptor.version}, the weights here are version "
+                f"{self.policy.version}"
+            )
+        if descriptor.nbytes != self.block.nbytes:
+            raise ReplicaError(
+                f"the gradient has {descriptor.nbytes} bytes, expected {self.block.nbytes}"
+            )
+        payload = self.endpoint.read(descriptor, limit_s=limit_s)
+        self.policy.flat.gradients.add_(payload.view(torch.float32))
+        self.key = key
+        self.answers.update(dict.fromkeys(micro_steps))
+        return {
+            "bytes": descriptor.nbytes,
+            "seconds": time.monotonic() - began,
+            "micro_steps": list(micro_steps),
+        }
+
+    def _expect(self, key: UpdateKey) -> None:
+        if self.key is not None and self.key != key:
+            raise ReplicaError(
+                f"the gradient is of {self.key}; step, release or discard it before {key}"
+            )
+
+
+def apply_gradient(
+    policy: Policy, optimizer: torch.optim.Optimizer, *, executions: int, clip_norm: float
+) -> float | None:
+    """Divide the gradient sums by ``executions``, clip their global norm, and step.
+
+    Returns:
+        The norm before clipping, or None when it is not finite: then nothing was changed.
+
+    Raises:
+        DamagedError: the optimizer failed.
+    """
+    gradients = policy.flat.gradients
+    gradients.div_(executions)
+    norm = float(torch.linalg.vector_norm(gradients, dtype=torch.float64))
+    if not math.isfinite(norm):
+        return None
+    if norm > clip_norm:
+        gradients.mul_(clip_norm / norm)
+    try:
+        optimizer.step()
+    except RuntimeError as error:
+        raise DamagedError(f"the optimizer failed within a step: {error}") from error
+    policy.version += 1
+    return norm
+
+
+def recorded(sample: Sample) -> Tensor:
+    """Behaviour log-probabilities of a sample's own targets, float64 [targets]."""
+    return torch.from_numpy(sample.logprobs[sample.targets]).double()
+
+
+def _observe(stats: dict[str, float], gap: Tensor, sample: Sample, version: int) -> None:
+    """Add what one sample tells about the distance to the policy that sampled it."""
+    distance = gap.abs()
+    stats["logprob_gap_sum"] += float(distance.sum())
+    stats["logprob_gap_max"] = max(stats["logprob_gap_max"], float(distance.max()))
+    ages = version - sample.versions[sample.targets]
+    stats["staleness_sum"] += float(ages.sum())
+    stats["staleness_max"] = max(stats["staleness_max"], float(ages.max()))
+    stats["targets"] += len(gap)

@@ -1,0 +1,59 @@
+"""Arguments of the commands, checked at the border."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from cells.replica.groups import SampleRequest
+from cells.transfer.block import Descriptor
+from configs.field import Section
+
+NAME = Field(min_length=1, max_length=256)
+COUNT = Field(ge=0, le=1 << 40)
+
+
+class Empty(Section):
+    """No arguments."""
+
+
+class LoadRequest(Section):
+    path: str = Field(min_length=1, max_length=4096)
+    version: int = COUNT
+
+
+class PathRequest(Section):
+    path: str = Field(min_length=1, max_length=4096)
+
+
+class MicroStepRequest(Section):
+    step: int = COUNT
+    update: int = COUNT
+    micro_step: str = NAME
+    samples: tuple[SampleRequest, ...] = Field(min_length=1, max_length=1 << 20)
+
+
+class UpdateRequest(Section):
+    update: int = COUNT
+
+
+class ReduceRequest(Section):
+    step: int | None = None
+    """Of the update; left out, the one that the gradient here belongs to."""
+    update: int = COUNT
+    descriptor: Descriptor
+    micro_steps: tuple[str, ...] = Field(max_length=1 << 20)
+
+
+class StepRequest(Section):
+    step: int | None = None
+    update: int = COUNT
+    executions: int = Field(ge=1, le=1 << 40)
+    learning_rate: float = Field(gt=0, le=1)
+
+
+class PullRequest(Section):
+    descriptor: Descriptor
+
+
+class LogprobsRequest(Section):
+    samples: tuple[SampleRequest, ...] = Field(min_length=1, max_length=1 << 20)

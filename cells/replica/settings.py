@@ -1,0 +1,26 @@
+"""What a replica process is started with."""
+
+from __future__ import annotations
+
+from configs.field import Section, setting
+from configs.training import ObjectiveConfig
+
+
+class ReplicaSettings(Section):
+    """Fixed for the life of the process."""
+
+    root: str = setting(..., "Storage root that sample keys are relative to.", min_length=1)
+    core: bool = setting(..., "Holds the optimizer: reduces, steps and publishes.")
+    objective: str = setting(..., "Import path module:Class.", pattern=r"^[\w.]+:\w+$")
+    objective_config: ObjectiveConfig = setting(ObjectiveConfig(), "What the class is made from.")
+    beta1: float = setting(0.9, "AdamW beta 1.", unit="1", ge=0, lt=1)
+    beta2: float = setting(0.95, "AdamW beta 2.", unit="1", ge=0, lt=1)
+    weight_decay: float = setting(0.0, "Decoupled, of matrices only.", unit="1", ge=0, le=10)
+    clip_norm: float = setting(1.0, "Global gradient norm.", unit="1", gt=0, le=1e6)
+    transfer_host: str = setting("127.0.0.1", "Address that other replicas read from.")
+    transfer_limit_s: float = setting(
+        60, "Longest read of weights or a gradient.", unit="seconds", gt=0, le=3600
+    )
+    cached_groups: int = setting(
+        64, "Sealed groups kept in memory.", unit="groups", ge=1, le=65_536
+    )

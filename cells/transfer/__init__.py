@@ -1,0 +1,1 @@
+"""Weights and gradients between replicas, through Mooncake's Transfer Engine."""
