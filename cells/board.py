@@ -37,17 +37,36 @@ class Board:
     Args:
         live: executions of the step that have not ended yet.
         serve_version: weight version that the step's executions are served with.
+        expected: micro-steps to expect before the training has said how many there are.
     """
 
-    def __init__(self, *, live: int, serve_version: int) -> None:
-        self.serve_version = serve_version
+    def __init__(self, *, live: int, serve_version: int, expected: int = 0) -> None:
+        self._serve_version = serve_version
         self._changed = threading.Condition()
         self._live = live
-        self._work = TrainingWork()
+        self._work = TrainingWork(expected=expected)
+        self._began = time.monotonic()
+        self._rollout_s = 0.0
         self._cells: dict[str, CellState] = {}
         self._switches = SwitchTimes()
         self._error: BaseException | None = None
         self._stopped = False
+
+    @property
+    def serve_version(self) -> int:
+        """Weight version that rollout cells serve."""
+        with self._changed:
+            return self._serve_version
+
+    def serve(self, version: int) -> None:
+        """Cells that come back to rollout serve ``version``: the step's executions have ended."""
+        with self._changed:
+            if self._live > 0 and version != self._serve_version:
+                raise ValueError(
+                    f"{self._live} executions still need version {self._serve_version}"
+                )
+            self._serve_version = version
+            self._changed.notify_all()
 
     @property
     def live(self) -> int:
@@ -58,6 +77,12 @@ class Board:
     def work(self) -> TrainingWork:
         with self._changed:
             return self._work
+
+    @property
+    def rollout_s(self) -> float:
+        """Seconds from the board's making to the end of the last execution, or to now."""
+        with self._changed:
+            return time.monotonic() - self._began if self._live > 0 else self._rollout_s
 
     @property
     def switches(self) -> SwitchTimes:
@@ -84,6 +109,7 @@ class Board:
             # Between, the manager's own interval does: a decision for each of hundreds of
             # executions would only ask every daemon for its state again.
             if self._live <= 0:
+                self._rollout_s = time.monotonic() - self._began
                 self._changed.notify_all()
 
     def set_work(self, work: TrainingWork) -> None:

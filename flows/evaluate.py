@@ -107,7 +107,6 @@ def summarise(run: Run, version: int, queries: tuple[QueryPlan, ...]) -> Evaluat
         if rewards:
             rates[query.problem_id] = fmean(rewards)
     values = list(rates.values())
-    error = stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
     return Evaluation(
         version=version,
         problems=len(values),
@@ -115,6 +114,11 @@ def summarise(run: Run, version: int, queries: tuple[QueryPlan, ...]) -> Evaluat
         excluded=excluded,
         timed_out=timed_out,
         pass_rate=fmean(values) if values else 0.0,
-        standard_error=error,
+        standard_error=standard_error(values),
         rates=rates,
     )
+
+
+def standard_error(values: list[float]) -> float:
+    """Of the mean of independent values; 0 for fewer than two."""
+    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0

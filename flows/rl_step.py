@@ -37,19 +37,25 @@ def rl_step(root: str, run_id: str, step: int) -> int:
     plan = step_plan(run, step, int(core.call("GET", "/status")["replica"]["version"]))
     epoch = take_epoch(run.store, run.layout)
     board = Board(
-        live=sum(query.group_size for query in plan.queries), serve_version=plan.policy_version
+        live=sum(query.group_size for query in plan.queries),
+        serve_version=plan.policy_version,
+        expected=len(plan.queries),
     )
-    feed = GroupFeed([query.query_id for query in plan.queries])
+    feed = GroupFeed()
     manager = manage_cells.submit(root, run_id, step, epoch, board, hosts.cells, hosts.gateway)
-    trainer = train_stream.submit(root, run_id, step, epoch, board, feed, hosts.cells, hosts.core)
+    groups = len(plan.queries)
+    trainer = train_stream.submit(
+        root, run_id, step, groups, epoch, board, feed, hosts.cells, hosts.core
+    )
     try:
         _roll_out_and_build(run, root, hosts, board, plan, feed)
+        feed.close()
         version = trainer.result()
         checkpoint = save_checkpoint(
             run, core, epoch=epoch, step=step, update=run.config.training.updates_per_step
         )
-    except BaseException:
-        feed.close()
+    except BaseException as error:
+        feed.fail(error)
         raise
     finally:
         board.stop()

@@ -127,7 +127,17 @@ def _start_and_follow(run: Run, flow: str, parameters: dict[str, Any]) -> None:
         _console.print(f"[red]Prefect:[/red] {error}")
         raise typer.Exit(_FAILED) from None
     if state.is_completed():
+        _print_summary(run)
         return
     _console.print(f"[red]{flow} ended as {state.name}:[/red] {state.message or ''}")
     _console.print(f"logs: {run.store.url}/{run.layout.prefix}/logs")
     raise typer.Exit(_CANCELLED if state.is_cancelled() else _FAILED)
+
+
+def _print_summary(run: Run) -> None:
+    from flows.summary import evaluation_table, step_table
+
+    _console.print(step_table(run))
+    _console.print(evaluation_table(run))
+    _console.print(f"metrics: {run.store.url}/{run.layout.metrics}")
+    _console.print(f"proof: {run.store.url}/{run.layout.manifest}")

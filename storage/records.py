@@ -269,6 +269,8 @@ class UpdateMetrics(Record):
     """Before clipping; None when it was not finite, so that the update was skipped."""
     logprob_gap: float
     """Mean over target tokens of |trainer's log-prob - recorded|."""
+    logprob_gap_max: float
+    """The largest of these differences."""
     target_tokens: int
     trained_tokens: int
     rollout_s: float

@@ -19,7 +19,12 @@ def _key(context: TaskRunContext, arguments: dict[str, Any]) -> str:
     return f"{identity}-rollout-{arguments['query'].query_id}"
 
 
-@task(name="run_group", task_run_name="rollout {query.query_id}", cache_key_fn=_key)
+@task(
+    name="run_group",
+    task_run_name="rollout {query.query_id}",
+    cache_key_fn=_key,
+    persist_result=True,
+)
 def run_group(
     root: str,
     run_id: str,

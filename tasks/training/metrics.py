@@ -15,6 +15,8 @@ CLIPPED = "clipped_sum"
 """Statistic of a micro-step: its samples whose ratio the objective clipped."""
 GAP = "logprob_gap_sum"
 """Statistic of a micro-step: |trainer's log-prob - recorded| summed over its targets."""
+GAP_MAX = "logprob_gap_max"
+"""Statistic of a micro-step: the largest of these differences."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ def update_metrics(
         clip_fraction=_total(stats, CLIPPED) / len(samples) if samples else 0.0,
         grad_norm=stepped.grad_norm,
         logprob_gap=_total(stats, GAP) / targets if targets else 0.0,
+        logprob_gap_max=max((one.get(GAP_MAX, 0.0) for one in stats), default=0.0),
         target_tokens=targets,
         trained_tokens=sum(sample.tokens for sample in samples),
         rollout_s=spent.rollout_s,

@@ -1,0 +1,96 @@
+"""The Prefect task of a step's streaming training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+
+from cells.board import Board
+from cells.client import DaemonClient
+from cells.scheduler import TrainingWork
+from storage.journal import append_line, read_lines
+from storage.records import UpdateMetrics, decode, encode
+from storage.run import Run, open_run
+from tasks.training.feed import GroupFeed
+from tasks.training.metrics import Spent
+from tasks.training.replica import HostReplica
+from tasks.training.stream import train_stream as run_stream
+
+
+@task(name="train_stream", cache_policy=NO_CACHE, persist_result=False)
+def train_stream(
+    root: str,
+    run_id: str,
+    step: int,
+    groups: int,
+    epoch: int,
+    board: Board,
+    feed: GroupFeed,
+    cells: dict[str, DaemonClient],
+    core: str,
+) -> int:
+    """Train the updates of a step on whichever cells are in the training role.
+
+    Returns the version that the step ends with; cells that go back to rollout serve it.
+    """
+    run = open_run(root, run_id)
+    logger = get_run_logger()
+    ports = {
+        name: HostReplica(client, name=name, core=name == core, epoch=epoch)
+        for name, client in cells.items()
+    }
+
+    def members() -> Sequence[HostReplica]:
+        board.check()
+        return [ports[name] for name in board.trainers()]
+
+    def report(work: TrainingWork) -> None:
+        # That nothing is left is told below, together with the version to go back with.
+        if work.expected:
+            board.set_work(work)
+
+    updates = run_stream(
+        store=run.store,
+        layout=run.layout,
+        config=run.config,
+        step=step,
+        groups=groups,
+        feed=feed,
+        members=members,
+        spent=_since_last_call(board),
+        on_update=lambda update: logger.info(
+            "update %d: version %d", update.update, update.policy_version
+        ),
+        report=report,
+    )
+    keep_metrics(run, updates)
+    version = updates[-1].policy_version
+    board.serve(version)
+    board.set_work(TrainingWork())
+    return version
+
+
+def keep_metrics(run: Run, updates: Sequence[UpdateMetrics]) -> None:
+    """Add to metrics.jsonl what it lacks of these updates."""
+    key = run.layout.metrics
+    lines = [decode(line, UpdateMetrics, where=key) for line in read_lines(run.store, key)]
+    known = {(line.step, line.update) for line in lines}
+    for update in updates:
+        if (update.step, update.update) not in known:
+            append_line(run.store, key, encode(update))
+
+
+def _since_last_call(board: Board) -> Callable[[], Spent]:
+    """Seconds of rollout and of switching that each update took, not counted twice."""
+    last = Spent(0.0, 0.0)
+
+    def spent() -> Spent:
+        nonlocal last
+        now = Spent(board.rollout_s, board.switches.seconds)
+        since = Spent(now.rollout_s - last.rollout_s, now.switch_s - last.switch_s)
+        last = now
+        return since
+
+    return spent
