@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import NamedTuple
 
 import pytest
 
-from cells.process import end_group
 from cells.serving.flags import EngineSettings
 from cells.serving.process import EngineProcess, free_port
 from configs.cells import Device
@@ -116,28 +114,36 @@ def sglang_server(
     )
     log = tmp_path_factory.mktemp("sglang") / "server.log"
 
-    async def start() -> EngineProcess:
+    async def serve() -> EngineProcess:
         engine = EngineProcess(settings, cpus=(), log=log)
         try:
             await engine.wait_ready(240)
-        finally:
-            await engine.client.close()
+        except BaseException:
+            await engine.close()
+            raise
         return engine
 
-    engine = asyncio.run(start())
-    try:
-        yield EngineAddress(settings.url, settings.admin_key)
-    finally:
-        end_group(engine.pid, grace_s=2)
+    with asyncio.Runner() as runner:
+        engine = runner.run(serve())
+        try:
+            yield EngineAddress(engine.url, engine.token)
+        finally:
+            runner.run(engine.close())
+
+
+def make_run(folder: Path, *overrides: str) -> Run:
+    """A new run in ``folder`` with cells a (core) and b that are not pinned."""
+    settings = (
+        "cells.cells=[{name: a, core: true}, {name: b}]",
+        f"model.context={TINY_CONTEXT}",
+        f"storage.root={folder}",
+        *overrides,
+    )
+    config = load_config("quickstart", settings, environment={})
+    return create_run(str(folder), f"run-{secrets.token_hex(4)}", config)
 
 
 @pytest.fixture
 def run_store(tmp_path: Path) -> Run:
-    """A new run (store, keys, settings) with cells a (core) and b that are not pinned."""
-    cells = "[{name: a, core: true}, {name: b}]"
-    config = load_config(
-        "quickstart",
-        [f"cells.cells={cells}", f"model.context={TINY_CONTEXT}", f"storage.root={tmp_path}"],
-        environment={},
-    )
-    return create_run(str(tmp_path), f"run-{os.path.basename(tmp_path)[:40].lower()}", config)
+    """A new run: store, keys and settings."""
+    return make_run(tmp_path)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from cells.serving.launch import ADMIN_KEY
 from configs.cells import Device
 
 
@@ -53,7 +54,6 @@ def engine_argv(settings: EngineSettings) -> list[str]:
         "page-size": "1",  # a prefix is reused to its last token
         "host": settings.host,
         "port": str(settings.port),
-        "admin-api-key": settings.admin_key,
         "log-level": "warning",
     }
     # A resident engine of a cell that trains must not take the trainer's processors.
@@ -80,6 +80,7 @@ def engine_environment(settings: EngineSettings, base: Mapping[str, str]) -> dic
     """
     env = {name: value for name, value in base.items() if name != "PYTHONDONTWRITEBYTECODE"}
     env |= {
+        ADMIN_KEY: settings.admin_key,
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",

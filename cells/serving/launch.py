@@ -1,6 +1,7 @@
 """``python -m cells.serving.launch FLAGS``: SGLang's own server, with what the machine lacks.
 
-All flags are SGLang's. With ``--device cpu`` the stand-ins of ``cells.serving.cpu_support`` are
+All flags are SGLang's; the admin key comes in a variable, because every user of a machine sees the
+flags of a process. With ``--device cpu`` the stand-ins of ``cells.serving.cpu_support`` are
 installed first; with another device this is stock SGLang (not run on a GPU).
 """
 
@@ -11,6 +12,8 @@ import sys
 
 from cells.serving.cpu_support import fork_children, install
 from cells.serving.family import end_with_parent
+
+ADMIN_KEY = "GYRE_ENGINE_ADMIN_KEY"
 
 
 def serve_on_cpu(flags: list[str]) -> None:
@@ -43,7 +46,10 @@ if __name__ in ("__main__", "__mp_main__"):
     os.register_at_fork(after_in_child=end_with_parent)
 
 if __name__ == "__main__":
-    if _on_cpu(sys.argv):
-        serve_on_cpu(sys.argv[1:])
+    given = sys.argv[1:]
+    if ADMIN_KEY in os.environ:
+        given += ["--admin-api-key", os.environ.pop(ADMIN_KEY)]
+    if _on_cpu(given):
+        serve_on_cpu(given)
     else:
-        serve(sys.argv[1:])
+        serve(given)

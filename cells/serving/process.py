@@ -52,11 +52,21 @@ class EngineProcess:
             log=log,
             cpus=cpus,
         )
-        self.client = EngineClient(settings.url, settings.admin_key)
+        self._client = EngineClient(settings.url, settings.admin_key)
+        self._closed = False
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def url(self) -> str:
+        return self.settings.url
+
+    @property
+    def token(self) -> str:
+        """Of its control calls."""
+        return self.settings.admin_key
 
     def failure(self) -> str:
         """How the server ended and what it said last; empty while it lives."""
@@ -66,15 +76,25 @@ class EngineProcess:
         return f"SGLang ended with exit code {code}; {self._log} ends:\n{log_tail(self._log)}"
 
     async def wait_ready(self, limit_s: float) -> None:
-        """Wait until it serves.
+        """See ``EngineClient.wait_ready``; a process that ended is told with the end of its log."""
+        await self._client.wait_ready(limit_s, self.failure)
 
-        Raises:
-            EngineError: it ended, or is not ready within ``limit_s``.
-        """
-        await self.client.wait_ready(limit_s, self.failure)
+    async def version(self) -> int:
+        """See ``EngineClient.version``."""
+        return await self._client.version()
+
+    async def drain(self, limit_s: float) -> None:
+        """See ``EngineClient.drain``."""
+        await self._client.drain(limit_s)
+
+    async def update_weights(self, path: Path, version: int, limit_s: float) -> None:
+        """See ``EngineClient.update_weights``."""
+        await self._client.update_weights(path, version, limit_s)
 
     async def close(self) -> None:
         """End the server and its children. Safe to call again."""
-        await self.client.close()
-        await asyncio.to_thread(end_group, self.pid, END_GRACE_S)
-        self._process.poll()
+        await self._client.close()
+        if not self._closed:
+            await asyncio.to_thread(end_group, self.pid, END_GRACE_S)
+            self._process.poll()
+            self._closed = True

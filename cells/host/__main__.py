@@ -1,0 +1,170 @@
+"""``python -m cells.host``: the daemon of one cell, until its lease ends or a stop is asked for.
+
+It registers when its engine serves and its replica holds the policy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import secrets
+import signal
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from cells.daemon import Daemon
+from cells.host.api import HostApi
+from cells.host.cell import Cell
+from cells.host.exports import Exports
+from cells.host.replica import ReplicaProcess, replica_settings
+from cells.replica.client import ReplicaCallError
+from cells.serving.engine import EngineError
+from cells.serving.flags import EngineSettings
+from cells.serving.process import EngineProcess, free_port
+from configs.cells import CellConfig
+from storage.objects import StorageError
+from storage.run import Run, open_run
+
+_REQUESTS_LIMIT = 4096
+_SEEDS = 2**31 - 1
+
+log = logging.getLogger("cells.host")
+
+
+async def serve(run: Run, name: str, policy: Path, version: int) -> None:
+    """Start the cell, serve it as daemon ``name``, end it.
+
+    Raises:
+        BaseExceptionGroup: the engine or the replica did not start.
+    """
+    main = asyncio.current_task()
+    assert main is not None
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, main.cancel)  # until the daemon takes it over
+    cell = await _start(run, _cell_config(run, name), name, policy, version)
+    loop.remove_signal_handler(signal.SIGTERM)
+    watch = asyncio.create_task(cell.watch())
+
+    async def close() -> None:
+        watch.cancel()
+        await cell.close()
+
+    api = HostApi(cell)
+    daemon = Daemon(
+        name=name,
+        kind="cell",
+        lease_s=run.config.cells.lease_s,
+        routes=api.routes(),
+        close=close,
+    )
+    api.serve_for(daemon)
+    await daemon.run(run.store, run.layout.host(name))
+
+
+async def _start(run: Run, config: CellConfig, name: str, policy: Path, version: int) -> Cell:
+    """Engine and replica side by side; neither is left when the other fails."""
+    cells = run.config.cells
+    async with AsyncExitStack() as undo:
+        exports = Exports(
+            root=run.store.url,
+            run_id=run.run_id,
+            cell=config.name,
+            scratch=_local(run, f"{run.layout.prefix}/scratch/{config.name}"),
+            policy=policy,
+        )
+        undo.callback(exports.close)
+        engine = EngineProcess(
+            _engine_settings(run, config, policy, version),
+            cpus=config.cpus,
+            log=_local(run, run.layout.log(f"{name}-engine")),
+        )
+        undo.push_async_callback(engine.close)
+
+        async def start_replica() -> ReplicaProcess:
+            replica = await ReplicaProcess.start(
+                replica_settings(run.config, root=run.store.url, core=config.core),
+                policy=policy,
+                version=version,
+                cpus=config.cpus,
+                log=_local(run, run.layout.log(f"{name}-replica")),
+                limit_s=cells.start_limit_s,
+            )
+            undo.push_async_callback(replica.close)
+            return replica
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(engine.wait_ready(cells.start_limit_s))
+            replica = group.create_task(start_replica())
+        cell = Cell(
+            config.name,
+            engine=engine,
+            replica=replica.result(),
+            exports=exports,
+            version=version,
+            switch_limit_s=cells.switch_limit_s,
+            compute_limit_s=run.config.training.micro_step_limit_s,
+        )
+        await cell.start()
+        undo.pop_all()
+    log.info("%s: engine %d at %s, replica %d", name, engine.pid, engine.url, cell.replica.pid)
+    return cell
+
+
+def _engine_settings(run: Run, config: CellConfig, policy: Path, version: int) -> EngineSettings:
+    cells = run.config.cells
+    index = [cell.name for cell in cells.cells].index(config.name)
+    requests = cells.executions_per_cell * run.config.gateway.calls_per_execution
+    return EngineSettings(
+        policy=policy,
+        version=version,
+        device=cells.device,
+        context=run.config.model.context,
+        kv_tokens=cells.kv_tokens,
+        requests=min(requests, _REQUESTS_LIMIT),
+        # Differs between cells and between attempts that begin at different versions.
+        seed=(run.config.seed * 1_000_003 + version * 1009 + index) % _SEEDS,
+        port=free_port(),
+        admin_key=secrets.token_urlsafe(24),
+    )
+
+
+def _cell_config(run: Run, name: str) -> CellConfig:
+    for cell in run.config.cells.cells:
+        if name == f"cell-{cell.name}":
+            return cell
+    known = ", ".join(f"cell-{cell.name}" for cell in run.config.cells.cells)
+    raise SystemExit(f"--name {name}: not a cell of run {run.run_id}; there are {known}")
+
+
+def _local(run: Run, key: str) -> Path:
+    """A file on this machine: in the store where it is local, else in the user's cache."""
+    try:
+        return run.store.local_path(key)
+    except StorageError:
+        return Path.home() / ".cache" / "gyre" / key
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="python -m cells.host", description=__doc__)
+    parser.add_argument("--root", required=True, help="storage root")
+    parser.add_argument("--run", required=True, help="run id")
+    parser.add_argument("--name", required=True, help="name of the registration: cell-<cell name>")
+    parser.add_argument("--policy", required=True, type=Path, help="HF directory to start with")
+    parser.add_argument("--version", required=True, type=int, help="weight version that it is")
+    given = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    try:
+        asyncio.run(serve(open_run(given.root, given.run), given.name, given.policy, given.version))
+    except* (EngineError, ReplicaCallError) as group:
+        for error in group.exceptions:
+            log.error("%s can't start: %s", given.name, error)
+        sys.exit(1)
+    except* asyncio.CancelledError:
+        log.info("stopped while starting")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""One cell: an engine and a replica that take turns, and never both work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from cells.daemon import Fence, StaleEpochError
+from cells.host.exports import Exports
+from cells.host.parts import Engine, Replica
+from cells.host.roles import HostRole, RoleMachine
+
+WATCH_S = 0.5
+
+TRAINING_COMMANDS = frozenset({"micro_step", "freeze", "reduce", "step"})
+"""Only in role training: they compute, or need what was computed."""
+COMMANDS = TRAINING_COMMANDS | {
+    "load",
+    "discard",
+    "release",
+    "publish",
+    "pull",
+    "export",
+    "save",
+    "restore",
+    "logprobs",
+    "status",
+}
+COMPUTING = frozenset({"micro_step", "step", "logprobs"})
+VERSION_COMMANDS = frozenset({"load", "restore", "pull", "step", "status"})
+"""Their answer has the version that the replica holds. Status too: a step that was answered too
+late was carried out all the same."""
+
+
+class UnknownCommandError(ValueError):
+    """No such command of a replica."""
+
+
+class VersionAbsentError(RuntimeError):
+    """The replica does not hold the weights that the engine is to serve."""
+
+
+@dataclass
+class Moved:
+    """What Mooncake moved for this cell."""
+
+    reads: int = 0
+    read_bytes: int = 0
+    published: int = 0
+    published_bytes: int = 0
+
+    def count(self, command: str, answer: dict[str, Any]) -> None:
+        """Add what the answer to ``command`` tells."""
+        if command in ("pull", "reduce"):
+            self.reads += 1
+            self.read_bytes += int(answer["bytes"])
+        elif command in ("publish", "freeze"):
+            self.published += 1
+            self.published_bytes += int(answer["descriptor"]["nbytes"])
+
+
+class Cell:
+    """Engine and replica of one cell under one role.
+
+    Args:
+        version: of the weights that both start with.
+        switch_limit_s: longest time of a role change, and of a command that moves weights.
+        compute_limit_s: longest time of a command that computes.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        engine: Engine,
+        replica: Replica,
+        exports: Exports,
+        version: int,
+        switch_limit_s: float,
+        compute_limit_s: float,
+    ) -> None:
+        self.name = name
+        self.engine = engine
+        self.replica = replica
+        self.engine_version = version
+        self.replica_version = version
+        self.roles = RoleMachine()
+        self.fence = Fence()
+        self.moved = Moved()
+        self._exports = exports
+        self._switch_limit_s = switch_limit_s
+        self._compute_limit_s = compute_limit_s
+        self._switching = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Begin in rollout, the replica asleep. Both processes are ready.
+
+        Raises:
+            ReplicaCallError: the replica did not do it.
+        """
+        await self.replica.call("sleep", {}, self._switch_limit_s)
+        self.roles.started()
+
+    async def watch(self) -> None:
+        """Fail the cell when one of its processes ends. Runs until then, or until cancelled."""
+        while self.roles.role is not HostRole.FAILED:
+            if found := self.engine.failure() or self.replica.failure():
+                self.roles.fail(found)
+            await asyncio.sleep(WATCH_S)
+
+    async def change_role(self, epoch: int, to: HostRole, version: int | None) -> None:
+        """Go to rollout or training; to rollout with ``version`` in the engine, if one is given.
+
+        Nothing is done where the cell is as asked already. When the change is refused on the way,
+        the cell goes back to its role before.
+
+        Raises:
+            StaleEpochError: a newer epoch has been seen, also while this waited for another switch.
+            WrongRoleError: the cell is starting or has failed.
+            VersionAbsentError: the replica does not hold ``version``.
+            EngineError, ReplicaCallError: a process refused, died or was too slow.
+        """
+        async with self._turn(epoch):
+            same_version = version in (None, self.engine_version)
+            if self.roles.role is to and (to is HostRole.TRAINING or same_version):
+                return
+            async with self._switch(to):
+                if to is HostRole.TRAINING:
+                    await self.engine.drain(self._switch_limit_s)
+                    await self.replica.call("wake", {}, self._switch_limit_s)
+                    return
+                if version is not None:
+                    await self._serve(version)
+                await self.replica.call("sleep", {}, self._switch_limit_s)
+
+    async def set_version(self, epoch: int, version: int) -> None:
+        """Give the engine the replica's weights of ``version``; the role stays.
+
+        Raises: as ``change_role``.
+        """
+        async with self._turn(epoch):
+            if version != self.engine_version:
+                async with self._switch(self.roles.role):
+                    await self._serve(version)
+
+    async def command(self, epoch: int, command: str, args: dict[str, Any]) -> dict[str, Any]:
+        """Have the replica carry out a command and return its answer.
+
+        Raises:
+            StaleEpochError: a newer epoch has been seen.
+            UnknownCommandError: not a command that may be sent through the host.
+            WrongRoleError: it needs role training.
+            ReplicaCallError: the replica refused, is dead or was too slow.
+        """
+        self.fence.admit(epoch)
+        if command not in COMMANDS:
+            raise UnknownCommandError(
+                f"{command!r} is not a command; there are {', '.join(sorted(COMMANDS))}"
+            )
+        if command in TRAINING_COMMANDS:
+            self.roles.require(HostRole.TRAINING, command)
+        limit_s = self._compute_limit_s if command in COMPUTING else self._switch_limit_s
+        answer = await self.replica.call(command, args, limit_s)
+        if command in VERSION_COMMANDS:
+            self.replica_version = int(answer["version"])
+        self.moved.count(command, answer)
+        return answer
+
+    async def close(self) -> None:
+        """End both processes and remove the exported weights."""
+        try:
+            await asyncio.gather(self.engine.close(), self.replica.close())
+        finally:
+            await asyncio.to_thread(self._exports.close)
+
+    @asynccontextmanager
+    async def _turn(self, epoch: int) -> AsyncIterator[None]:
+        """One switch at a time; one that waited is refused when a newer epoch came meanwhile."""
+        self.fence.admit(epoch)
+        async with self._switching:
+            if epoch < self.fence.epoch:
+                raise StaleEpochError(f"epoch {epoch} is older than {self.fence.epoch}")
+            yield
+
+    @asynccontextmanager
+    async def _switch(self, to: HostRole) -> AsyncIterator[None]:
+        before = self.roles.role
+        self.roles.begin(to)
+        try:
+            yield
+        except Exception as error:
+            await self._go_back(before, error)
+            raise
+        self.roles.finish(to)
+
+    async def _go_back(self, before: HostRole, error: BaseException) -> None:
+        """After a refusal: as before if the processes still do as they are told, else failed."""
+        if self.roles.role is HostRole.FAILED:
+            return
+        try:
+            # An update that was late may have taken effect: only the engine knows.
+            self.engine_version = await self.engine.version()
+            command = "wake" if before is HostRole.TRAINING else "sleep"
+            await self.replica.call(command, {}, self._switch_limit_s)
+            self.roles.abandon(f"a switch was refused: {error}")
+        except Exception as worse:  # noqa: BLE001 - whatever it is, the cell can't be trusted
+            self.roles.fail(f"{error}; after that: {worse}")
+
+    async def _serve(self, version: int) -> None:
+        if version == self.engine_version:
+            return
+        path = await asyncio.to_thread(self._exports.fresh, version)
+        answer = await self.replica.call("export", {"path": str(path)}, self._switch_limit_s)
+        self.replica_version = int(answer["version"])
+        if self.replica_version != version:
+            raise VersionAbsentError(
+                f"the engine is to serve version {version}, the replica holds "
+                f"{self.replica_version}; pull or load it first"
+            )
+        await self.engine.update_weights(path, version, self._switch_limit_s)
+        self.engine_version = version
+        await asyncio.to_thread(self._exports.keep_only, version)

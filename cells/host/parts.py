@@ -1,0 +1,49 @@
+"""What a cell needs of its two processes, however they run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class Engine(Protocol):
+    """An inference server. ``cells.serving.process.EngineProcess`` is one."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def token(self) -> str:
+        """For its control calls."""
+
+    def failure(self) -> str:
+        """How its process ended and what it said last; empty while it lives."""
+
+    async def drain(self, limit_s: float) -> None:
+        """End every generation with its partial answer."""
+
+    async def update_weights(self, path: Path, version: int, limit_s: float) -> None: ...
+
+    async def version(self) -> int: ...
+
+    async def close(self) -> None: ...
+
+
+class Replica(Protocol):
+    """A training replica with a policy. ``cells.host.replica.ReplicaProcess`` is one.
+
+    Commands run one at a time, in the order of the calls.
+    """
+
+    @property
+    def pid(self) -> int: ...
+
+    def failure(self) -> str:
+        """How its process ended and what it said last; empty while it lives."""
+
+    async def call(self, command: str, args: dict[str, Any], limit_s: float) -> dict[str, Any]: ...
+
+    async def close(self) -> None: ...

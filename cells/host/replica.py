@@ -1,0 +1,89 @@
+"""The replica of a cell: its process with a policy in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Self
+
+from cells.replica.client import ReplicaClient
+from cells.replica.settings import ReplicaSettings
+from cells.serving.process import log_tail
+from configs.run import RunConfig
+
+OBJECTIVE_NAMES = "tasks.training.objectives:objective_path"
+"""What turns the name of an objective into its import path. Losses live above the cells."""
+
+
+def replica_settings(config: RunConfig, *, root: str, core: bool) -> ReplicaSettings:
+    """What the replica of a run's cell is started with.
+
+    Raises:
+        ValueError: ``training.objective.name`` is not an objective.
+    """
+    training = config.training
+    module, _, function = OBJECTIVE_NAMES.partition(":")
+    return ReplicaSettings(
+        root=root,
+        core=core,
+        objective=getattr(import_module(module), function)(training.objective.name),
+        objective_config=training.objective,
+        beta1=training.beta1,
+        beta2=training.beta2,
+        weight_decay=training.weight_decay,
+        clip_norm=training.clip_norm,
+        transfer_limit_s=config.cells.switch_limit_s,
+    )
+
+
+class ReplicaProcess:
+    """A replica that has loaded a policy. Make it with ``start``."""
+
+    def __init__(self, client: ReplicaClient, log: Path) -> None:
+        self._client = client
+        self._log = log
+
+    @classmethod
+    async def start(
+        cls,
+        settings: ReplicaSettings,
+        *,
+        policy: Path,
+        version: int,
+        cpus: Sequence[int],
+        log: Path,
+        limit_s: float,
+    ) -> Self:
+        """Start the process and load the HF directory ``policy`` as ``version``.
+
+        Raises:
+            ReplicaCallError: it ended, refused, or was too slow; nothing is left of it.
+        """
+        client = await ReplicaClient.start(settings, log=log, limit_s=limit_s, cpus=cpus)
+        try:
+            await client.call("load", {"path": str(policy), "version": version}, limit_s)
+        except BaseException:
+            await client.close()
+            raise
+        return cls(client, log)
+
+    @property
+    def pid(self) -> int:
+        return self._client.pid
+
+    def failure(self) -> str:
+        """How the process ended and what it said last; empty while it lives."""
+        if self._client.alive:
+            return ""
+        code = self._client.process.poll()
+        ended = "closed its socket" if code is None else f"ended with exit code {code}"
+        return f"the replica {ended}; {self._log} ends:\n{log_tail(self._log)}"
+
+    async def call(self, command: str, args: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        """See ``ReplicaClient.call``."""
+        return await self._client.call(command, args, limit_s)
+
+    async def close(self) -> None:
+        """End the process."""
+        await self._client.close()

@@ -1,0 +1,108 @@
+"""The role of a cell as a state machine. Pure: what is done in a role is in ``cells.host.cell``."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+
+SWITCHES_KEPT = 256
+
+
+class HostRole(StrEnum):
+    """What a cell is doing."""
+
+    STARTING = "starting"
+    ROLLOUT = "rollout"
+    SWITCHING = "switching"
+    TRAINING = "training"
+    FAILED = "failed"
+    """For ever: a process of the cell is dead. A new cell host has to be started."""
+
+
+ALLOWED: dict[HostRole, frozenset[HostRole]] = {
+    HostRole.STARTING: frozenset({HostRole.ROLLOUT, HostRole.FAILED}),
+    HostRole.ROLLOUT: frozenset({HostRole.SWITCHING, HostRole.FAILED}),
+    HostRole.TRAINING: frozenset({HostRole.SWITCHING, HostRole.FAILED}),
+    HostRole.SWITCHING: frozenset({HostRole.ROLLOUT, HostRole.TRAINING, HostRole.FAILED}),
+    HostRole.FAILED: frozenset(),
+}
+
+
+class WrongRoleError(RuntimeError):
+    """Not possible in the role that the cell is in."""
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A role change, or a change of the engine's version, that was carried out."""
+
+    to: HostRole
+    seconds: float
+
+
+class RoleMachine:
+    """The role of one cell, why it is so, and the switches so far."""
+
+    def __init__(self) -> None:
+        self.role = HostRole.STARTING
+        self.detail = "engine and replica are starting"
+        self.switches: deque[Switch] = deque(maxlen=SWITCHES_KEPT)
+        self._before = HostRole.STARTING
+        self._since = time.monotonic()
+
+    def started(self) -> None:
+        """Engine and replica are ready; every cell begins in rollout."""
+        self._move(HostRole.ROLLOUT, "")
+
+    def begin(self, to: HostRole) -> None:
+        """Start a switch to ``rollout`` or ``training``.
+
+        Raises:
+            WrongRoleError: starting, failed, or in a switch.
+        """
+        before = self.role
+        self._move(HostRole.SWITCHING, f"from {before} to {to}")
+        self._before, self._since = before, time.monotonic()
+
+    def finish(self, to: HostRole) -> None:
+        """The switch is carried out.
+
+        Raises:
+            WrongRoleError: the cell failed meanwhile.
+        """
+        self._move(to, "")
+        self.switches.append(Switch(to, round(time.monotonic() - self._since, 3)))
+
+    def abandon(self, detail: str) -> None:
+        """The switch was refused and everything is as before it.
+
+        Raises:
+            WrongRoleError: the cell failed meanwhile.
+        """
+        self._move(self._before, detail)
+
+    def fail(self, detail: str) -> None:
+        """A process of the cell is dead or can't be trusted. The first reason stays."""
+        if self.role is not HostRole.FAILED:
+            self._move(HostRole.FAILED, detail)
+
+    def require(self, role: HostRole, what: str) -> None:
+        """
+        Raises:
+            WrongRoleError: the cell is in another role.
+        """
+        if self.role is not role:
+            raise WrongRoleError(
+                f"{what} needs role {role}, the cell is in role {self.role}"
+                + (f": {self.detail}" if self.detail else "")
+            )
+
+    def _move(self, to: HostRole, detail: str) -> None:
+        if to not in ALLOWED[self.role]:
+            raise WrongRoleError(
+                f"a cell in role {self.role} can't go to {to}"
+                + (f": {self.detail}" if self.detail else "")
+            )
+        self.role, self.detail = to, detail

@@ -1,0 +1,127 @@
+"""An engine and a replica that remember what was asked of them, and fail on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+from cells.host.cell import Cell
+from cells.host.exports import Exports
+
+
+class FakeEngine:
+    """``refuse`` holds the exception of the next call; ``hold`` lets a drain wait."""
+
+    url = "http://127.0.0.1:1"
+    token = "engine-key"
+
+    def __init__(self, said: list[str]) -> None:
+        self.pid = os.getpid()
+        self.said = said
+        self.served = 0
+        self.dead = ""
+        self.refuse: dict[str, Exception] = {}
+        self.draining = asyncio.Event()
+        self.hold = asyncio.Event()
+        self.hold.set()
+
+    def failure(self) -> str:
+        return self.dead
+
+    async def drain(self, limit_s: float) -> None:
+        self._say("drain")
+        self.draining.set()
+        await self.hold.wait()
+
+    async def update_weights(self, path: Path, version: int, limit_s: float) -> None:
+        assert (path / "model.safetensors").exists()
+        self._say("update")
+        self.served = version
+
+    async def version(self) -> int:
+        self._say("version")
+        return self.served
+
+    async def close(self) -> None:
+        self._say("close")
+
+    def _say(self, what: str) -> None:
+        self.said.append(f"engine {what}")
+        if what in self.refuse:
+            raise self.refuse.pop(what)
+
+
+class FakeReplica:
+    """Holds a version; ``export`` writes a file."""
+
+    def __init__(self, said: list[str]) -> None:
+        self.pid = os.getpid()
+        self.said = said
+        self.holds = 0
+        self.dead = ""
+        self.refuse: dict[str, Exception] = {}
+
+    def failure(self) -> str:
+        return self.dead
+
+    async def call(self, command: str, args: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        self._say(command)
+        match command:
+            case "pull":
+                self.holds = args["descriptor"]["version"]
+                return {"version": self.holds, "bytes": 1000, "seconds": 0.1}
+            case "step":
+                self.holds += 1
+                return {"version": self.holds, "grad_norm": 1.0, "skipped": False}
+            case "export":
+                _write_weights(Path(args["path"]))
+                return {"version": self.holds}
+            case _:
+                return {"said": command, "version": self.holds}
+
+    async def close(self) -> None:
+        self._say("close")
+
+    def _say(self, what: str) -> None:
+        self.said.append(f"replica {what}")
+        if what in self.refuse:
+            raise self.refuse.pop(what)
+
+
+def _write_weights(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"weights")
+
+
+class FakeCell:
+    """A cell on fakes. ``said`` has all calls to both in order."""
+
+    def __init__(self, folder: Path) -> None:
+        self.said: list[str] = []
+        self.engine = FakeEngine(self.said)
+        self.replica = FakeReplica(self.said)
+        self.exports = Exports(
+            root=str(folder),
+            run_id="run",
+            cell="a",
+            scratch=folder / "scratch",
+            policy=folder,
+            memory=folder / "no-memory",
+        )
+        self.cell = Cell(
+            "a",
+            engine=self.engine,
+            replica=self.replica,
+            exports=self.exports,
+            version=0,
+            switch_limit_s=10,
+            compute_limit_s=10,
+        )
+
+    def take(self) -> list[str]:
+        """What was said since the last look."""
+        said = self.said[:]
+        self.said.clear()
+        return said
