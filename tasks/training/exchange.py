@@ -23,6 +23,20 @@ def join(satellite: Replica, descriptor: dict[str, Any], version: int) -> None:
         raise ReplicaLostError(f"{satellite.name}: pulled version {found} instead of {version}")
 
 
+def holds(core: Replica, version: int, expected: set[str]) -> bool:
+    """Whether the core's gradient is what the ledger says.
+
+    Raises:
+        CoreLostError: it has other weights, or does not answer.
+    """
+    status = _status(core)
+    if status.version != version:
+        raise CoreLostError(
+            f"{core.name}: has version {status.version}, the update trains version {version}"
+        )
+    return set(status.micro_steps) == expected
+
+
 def fetch(core: Replica, satellite: Replica, update: int, expected: set[str]) -> bool:
     """Add a satellite's gradient to the core's, then empty it.
 

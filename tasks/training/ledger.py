@@ -99,6 +99,15 @@ class Ledger:
             if entry.state is MicroState.ACCUMULATED and entry.replica == replica
         ]
 
+    def at_core(self, update: int, core: str) -> set[str]:
+        """Micro-steps that are in the gradient of the core."""
+        return {
+            entry.micro_step.id
+            for entry in self._of(update)
+            if entry.state is MicroState.REDUCED
+            or (entry.state is MicroState.ACCUMULATED and entry.replica == core)
+        }
+
     def stats(self, update: int) -> list[Mapping[str, float]]:
         """What the replicas reported, of each reduced micro-step once."""
         return [e.stats for e in self._of(update) if e.state is MicroState.REDUCED]

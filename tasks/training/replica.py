@@ -178,6 +178,7 @@ class Replica:
 
     def reduce(self, update: int, frozen: Frozen) -> None:
         args = {
+            "step": self._step,
             "update": update,
             "descriptor": frozen.descriptor,
             "micro_steps": list(frozen.micro_steps),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,16 +11,18 @@ from configs.run import RunConfig
 from tasks.training.arrivals import Arrivals
 from tasks.training.crew import Crew, Done, Job, JobKind
 from tasks.training.events import MicroStep
-from tasks.training.exchange import CoreLostError, fetch, join
+from tasks.training.exchange import CoreLostError, fetch, holds, join
 from tasks.training.feed import GroupFeed
 from tasks.training.ledger import Ledger, MicroState
 from tasks.training.packing import pack
 from tasks.training.replica import MicroAnswer, Replica, ReplicaLostError
+from tasks.training.satellites import Satellites
 from tasks.training.work import training_work
 
 _LOOK_EVERY_S = 0.2
 """How soon a replica that joined or left is noticed."""
-_LONGEST_PAUSE_S = 30.0
+_RESTARTS = 8
+"""How often a core may come back without its gradient in one update."""
 
 
 class NoReplicaError(RuntimeError):
@@ -58,15 +59,13 @@ class Round:
         self._look = members
         self._report = report
         self._seen: dict[str, Replica] = {}
-        self._weights: dict[str, int] = {}
-        """Version that a satellite is known to hold, with an empty gradient besides its own."""
-        self._losses: Counter[str] = Counter()
-        self._retry_at: dict[str, float] = {}
+        self._satellites = Satellites()
         self._descriptor: dict[str, Any] | None = None
         self._update = 0
         self._version = 0
         self._progress = time.monotonic()
         self._started: float | None = None
+        self._restarts = 0
 
     def wait_for_core(self) -> Replica:
         """The core, once it may train; groups are taken in meanwhile."""
@@ -91,6 +90,8 @@ class Round:
         """
         self._update, self._version, self._descriptor = update, version, None
         self._started = None
+        self._restarts = 0
+        in_doubt = False
         self._progress = time.monotonic()
         while True:
             if self._arrivals.pump():
@@ -101,14 +102,21 @@ class Round:
             members = self._look()
             self._seen.update(members)
             core = self._core(members)
-            if core is not None and self._all_accumulated() and self._crew.idle():
+            in_doubt = in_doubt or core is None
+            if core is not None and in_doubt:
+                # It was away. Its work may have to be done again, and no replica's meanwhile.
+                if self._crew.idle():
+                    self._verify(core)
+                    self._descriptor, in_doubt = None, False
+            elif core is not None and self._all_accumulated() and self._crew.idle():
                 satellites = [name for name in self._held_by() if name != core.name]
-                if not satellites:
+                if satellites:
+                    self._start_reduce(core, satellites[0])
+                elif self._verify(core):
                     self._ledger.reduce(core.name)
                     self.report(closing=True)
                     started = self._started
                     return core, 0.0 if started is None else time.monotonic() - started
-                self._start_reduce(core, satellites[0])
             elif core is not None:
                 self._bring_home(core, members)
                 self._assign(core, members)
@@ -132,38 +140,50 @@ class Round:
         if done.lost is not None:
             if core:
                 raise CoreLostError(f"{job.kind}: {done.lost}") from done.lost
-            self._lose(job, done.lost)
+            self._ledger.give_back(job.replica, str(done.lost))
+            self._satellites.failed(job.replica)
+            if job.kind is JobKind.JOIN:
+                self._descriptor = None  # whoever comes next gets a new one
         elif job.kind is JobKind.MICRO_STEP:
             assert job.micro_step is not None and isinstance(done.result, MicroAnswer)
             self._ledger.accumulate(job.micro_step.id, job.replica, done.result.stats)
+            self._satellites.worked(job.replica)
         elif job.kind is JobKind.PUBLISH:
             assert isinstance(done.result, dict)
             self._descriptor = done.result
         elif job.kind is JobKind.JOIN:
-            self._weights[job.replica] = self._version
-            self._losses[job.replica] = 0
+            self._satellites.joined(job.replica, self._version)
         elif job.kind is JobKind.REDUCE:
             self._ledger.reduce(job.replica)
             if not done.result:
-                self._weights.pop(job.replica, None)
+                self._satellites.doubt(job.replica)
 
-    def _lose(self, job: Job, lost: ReplicaLostError) -> None:
-        """A satellite is gone: its work is ready again, and it may join anew after a pause."""
-        self._ledger.give_back(job.replica, str(lost))
-        self._weights.pop(job.replica, None)
-        self._losses[job.replica] += 1
-        pause = min(_LONGEST_PAUSE_S, 0.5 * (2 ** (self._losses[job.replica] - 1) - 1))
-        self._retry_at[job.replica] = time.monotonic() + pause
+    def _verify(self, core: Replica) -> bool:
+        """Whether the core still holds what it accumulated; if it was put to sleep meanwhile, or
+        died and came back with the same weights, all of the update is ready again. Only while
+        no replica works."""
+        expected = self._ledger.at_core(self._update, core.name)
+        if not expected or holds(core, self._version, expected):
+            return True
+        self._restarts += 1
+        if self._restarts > _RESTARTS:
+            raise CoreLostError(f"{core.name}: lost its gradient {self._restarts} times")
+        self._ledger.restart(self._update, f"the gradient of {core.name} is gone")
+        self._satellites.doubt_all()  # so that satellites empty theirs before they go on
+        try:
+            core.discard()
+        except ReplicaLostError as error:
+            raise CoreLostError(str(error)) from error
+        return False
 
     def _assign(self, core: Replica, members: Mapping[str, Replica]) -> None:
-        now = time.monotonic()
         joining = [
             replica
             for replica in members.values()
             if not replica.core
             and not self._crew.busy(replica.name)
-            and self._weights.get(replica.name) != self._version
-            and self._retry_at.get(replica.name, 0.0) <= now
+            and not self._satellites.hold(replica.name, self._version)
+            and self._satellites.may_join(replica.name)
         ]
         joining = joining if self._work_left() else []
         if not self._crew.busy(core.name) and joining and self._descriptor is None:
@@ -172,8 +192,8 @@ class Round:
             if self._descriptor is not None:
                 self._start_join(replica, self._descriptor)
         for replica in sorted(members.values(), key=lambda r: (not r.core, r.name)):
-            holds = replica.core or self._weights.get(replica.name) == self._version
-            if holds and not self._crew.busy(replica.name):
+            able = replica.core or self._satellites.hold(replica.name, self._version)
+            if able and not self._crew.busy(replica.name):
                 micro_step = self._claim(replica.name)
                 if micro_step is not None:
                     self._start_micro_step(replica, micro_step)

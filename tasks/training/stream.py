@@ -157,21 +157,14 @@ class _Step:
         version = self.version_before(update)
         if not self._ledger.closed(update):
             check_excluded(groups, self._config.scoring.max_excluded_share)
-        expected = {micro_step.id for micro_step in self._ledger.micro_steps(update)}
         grad_norm: float | None = 0.0
-        if expected:
+        if self._ledger.micro_steps(update):
             settled = self._ledger.stepping(update)
             executions = divisor(groups, self._config.training.objective.update_mean)
             rate = learning_rate(self._config.training, self._step, update)
             if settled is not None:
                 executions, rate = settled.executions, settled.learning_rate
             try:
-                status = core.status()
-                if status.version != version or set(status.micro_steps) != expected:
-                    raise CoreLostError(
-                        f"{core.name}: holds {len(status.micro_steps)} micro-steps on version "
-                        f"{status.version}, the ledger {len(expected)} on version {version}"
-                    )
                 self._ledger.begin_step(update, executions, rate)
                 answer = core.step(update, executions, rate)
             except ReplicaLostError as error:

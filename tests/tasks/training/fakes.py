@@ -201,7 +201,7 @@ class FakeReplica:
         self.world.frozen[self.name] = self.gradient.copy()
         return {"descriptor": {"name": self.name}, "micro_steps": list(self.micro_steps)}
 
-    def reduce(self, update, descriptor, micro_steps):
+    def reduce(self, step, update, descriptor, micro_steps):
         assert self.core
         if not set(micro_steps) <= set(self.micro_steps):
             self.gradient += self.world.frozen[descriptor["name"]]
