@@ -1,0 +1,51 @@
+"""A simulated cell: its role, who is bound to it, and what it did when."""
+
+from __future__ import annotations
+
+import simpy
+
+from cells.scheduler import CellView, Role
+from cells.simulation.outcome import Interval
+from cells.simulation.serving import ServingCell
+from cells.simulation.workload import Workload
+
+
+class Cell:
+    """One cell; it starts in rollout. Sessions are kept in the order in which they came."""
+
+    def __init__(self, env: simpy.Environment, workload: Workload, number: int) -> None:
+        """Cell number 0 is the core."""
+        self._env = env
+        self.cell_id = f"cell-{number:03d}"
+        self.is_core = number == 0
+        self.capacity = workload.cells.capacity
+        self.serving = ServingCell(env, workload.serving)
+        self.sessions: dict[object, None] = {}
+        self.role = Role.ROLLOUT
+        self.target: Role | None = None
+        self.since = env.now
+        self.version = 0
+        self.intervals: list[Interval] = []
+
+    def become(self, role: Role, target: Role | None = None) -> None:
+        """Enter a role; `target` goes with switching."""
+        self.close()
+        self.role, self.target, self.since = role, target, self._env.now
+
+    def close(self) -> None:
+        """Write down the interval that ends now."""
+        if self._env.now > self.since:
+            self.intervals.append(Interval(self.cell_id, self.role, self.since, self._env.now))
+
+    def view(self) -> CellView:
+        """The cell as a policy sees it."""
+        return CellView(
+            cell_id=self.cell_id,
+            role=self.role,
+            live=len(self.sessions),
+            is_core=self.is_core,
+            capacity=self.capacity,
+            version=self.version,
+            target=self.target,
+            since=self.since,
+        )

@@ -1,0 +1,164 @@
+"""The simulation: a workload, a policy and a seed in, an outcome out."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Generator
+from typing import Any
+
+import simpy
+
+from cells.scheduler import Move, Policy, Role, Snapshot, Timings, VersionBounds
+from cells.simulation.cell import Cell
+from cells.simulation.executions import Draws, Execution
+from cells.simulation.launch import groups_together, launching
+from cells.simulation.outcome import Level, Outcome
+from cells.simulation.rollout import Rollout, SimulationError
+from cells.simulation.trainer import Group, Trainer
+from cells.simulation.workload import Workload
+
+_QUIET_S = 600.0
+"""Longest time between two decisions, so that a policy may wait for time alone to pass."""
+
+
+def simulate(workload: Workload, policy: Policy, seed: int = 0) -> Outcome:
+    """Run `workload` under `policy`.
+
+    Raises:
+        SimulationError: if the policy leaves live work unserved or the run cannot end.
+        PolicyError: if the policy cannot work with these cells.
+    """
+    return _Simulation(workload, policy, seed).run()
+
+
+class _Simulation:
+    def __init__(self, workload: Workload, policy: Policy, seed: int) -> None:
+        self._workload = workload
+        self._policy = policy
+        self._seed = seed
+        self._env = env = simpy.Environment()
+        self._draws = Draws(workload, seed)
+        self._cells = tuple(Cell(env, workload, n) for n in range(workload.cells.count))
+        self._by_id = {cell.cell_id: cell for cell in self._cells}
+        self._rollout = Rollout(env, self._cells, workload.serving, self._execution_ended)
+        together = groups_together(workload.batch, policy.pipeline)
+        self._trainer = Trainer(env, workload, together, self._change)
+        self._left: Counter[int] = Counter()
+        self._tokens: dict[int, float] = defaultdict(float)
+        self._launched_at: dict[int, int] = {}
+        self._serving_version = 0
+        self._changed = env.event()
+        self._levels: list[Level] = []
+        self._switches = 0
+        self._events = 0
+
+    def run(self) -> Outcome:
+        env, batch = self._env, self._workload.batch
+        trainer, pipeline = self._trainer, self._policy.pipeline
+        env.process(self._decide_for_ever())
+        env.process(
+            launching(env, batch, pipeline, trainer, lambda: not trainer.unsealed, self._launch)
+        )
+        limit = self._time_limit()
+        while len(trainer.updates) < batch.updates:
+            env.step()
+            self._events += 1
+            if env.now > limit:
+                raise SimulationError(f"{self._policy.name} does not end: {self._snapshot()}")
+        for cell in self._cells:
+            cell.close()
+        return Outcome(
+            workload=self._workload.name,
+            policy=self._policy.name,
+            seed=self._seed,
+            seconds=env.now,
+            updates=tuple(self._trainer.updates),
+            executions=tuple(self._rollout.executions),
+            intervals=tuple(i for cell in self._cells for i in cell.intervals),
+            levels=tuple(self._levels),
+            training_busy_s=self._trainer.busy_s,
+            switches=self._switches,
+            events=self._events,
+        )
+
+    def _time_limit(self) -> float:
+        """Seconds that even one execution and one micro-step after another would not need."""
+        batch, execution = self._workload.batch, self._workload.execution
+        return 100.0 * batch.queries * batch.executions_per_query * (execution.timeout_s + 600.0)
+
+    def _launch(self, first: int, count: int) -> Generator[Any, Any, None]:
+        """Launch queries under the newest version, which the serving cells pull first."""
+        if self._trainer.version > self._serving_version:
+            self._serving_version = self._trainer.version
+            yield self._env.timeout(self._workload.training.pull_s)
+        for query in range(first, first + count):
+            executions = self._draws.query(query)
+            self._left[query] = len(executions)
+            self._launched_at[query] = self._serving_version
+            self._trainer.announce(1)
+            self._rollout.launch(executions)
+        self._change()
+
+    def _execution_ended(self, execution: Execution) -> None:
+        query = execution.query
+        self._left[query] -= 1
+        self._tokens[query] += execution.tokens
+        if self._left[query] == 0:
+            self._trainer.seal(Group(query, self._launched_at[query], self._tokens[query]))
+        self._change()
+
+    def _change(self) -> None:
+        if not self._changed.triggered:
+            self._changed.succeed()
+
+    def _decide_for_ever(self) -> Generator[Any, Any, None]:
+        while True:
+            self._changed = self._env.event()
+            snapshot = self._snapshot()
+            self._levels.append(Level(snapshot.time, snapshot.queued, snapshot.running))
+            for move in self._policy.decide(snapshot):
+                self._start(move)
+            yield self._changed | self._env.timeout(_QUIET_S)
+            yield self._env.timeout(self._workload.cells.decide_every_s)
+
+    def _snapshot(self) -> Snapshot:
+        cells, training = self._workload.cells, self._workload.training
+        return Snapshot(
+            time=self._env.now,
+            queued=self._rollout.queued,
+            running=self._rollout.running,
+            cells=tuple(cell.view() for cell in self._cells),
+            training=self._trainer.work(),
+            timings=Timings(
+                cells.to_training_s, cells.to_rollout_s, training.pull_s, self._trainer.micro_step_s
+            ),
+            versions=VersionBounds(self._serving_version, self._serving_version),
+        )
+
+    def _start(self, move: Move) -> None:
+        cell = self._by_id[move.cell_id]
+        self._switches += 1
+        if move.to is Role.TRAINING:
+            cell.become(Role.SWITCHING, Role.TRAINING)
+            self._rollout.leave(cell)
+            self._env.process(self._train(cell))
+        else:
+            cell.become(Role.SWITCHING, Role.ROLLOUT)
+            self._trainer.wake(cell.cell_id)
+
+    def _train(self, cell: Cell) -> Generator[Any, Any, None]:
+        """A stay in training, from the switch there to the end of the switch back."""
+        cells = self._workload.cells
+        yield self._env.timeout(cells.to_training_s)
+        if not cell.is_core:
+            yield self._env.timeout(self._workload.training.pull_s)
+        cell.become(Role.TRAINING)
+        self._change()
+        yield from self._trainer.replica(
+            cell.cell_id, cell.is_core, lambda: cell.role is not Role.TRAINING
+        )
+        yield self._env.timeout(cells.to_rollout_s)
+        cell.version = self._serving_version
+        cell.become(Role.ROLLOUT)
+        self._rollout.admit()
+        self._change()

@@ -1,0 +1,146 @@
+"""Rollouts in virtual time: executions queue for a cell, call it, and move on when it leaves."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from typing import Any
+
+import simpy
+
+from cells.scheduler import Role
+from cells.simulation.cell import Cell
+from cells.simulation.executions import Execution
+from cells.simulation.outcome import Ended
+from cells.simulation.workload import ServingModel
+
+
+class SimulationError(RuntimeError):
+    """A policy broke a rule: it left live work without a cell that serves, or never ends."""
+
+
+class Session:
+    """A live execution: the cell it is bound to and what that cell holds of its context."""
+
+    __slots__ = ("admitted", "cell", "cold", "context", "execution", "queued_at", "request",
+                 "reroutes", "started_at")  # fmt: skip
+
+    def __init__(self, env: simpy.Environment, execution: Execution) -> None:
+        """A queued execution."""
+        self.execution = execution
+        self.admitted = env.event()
+        self.cell: Cell | None = None
+        self.request: Any = None
+        self.context = 0.0
+        self.cold = 0.0
+        self.reroutes = 0
+        self.queued_at = env.now
+        self.started_at = env.now
+
+
+class Rollout:
+    """The queue and the sessions; the part of the gateway that a scheduler depends on."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        cells: tuple[Cell, ...],
+        model: ServingModel,
+        ended: Callable[[Execution], None],
+    ) -> None:
+        """`ended` is called with each execution that has ended."""
+        self._env = env
+        self._cells = cells
+        self._model = model
+        self._ended = ended
+        self._queue: deque[Session] = deque()
+        self.running = 0
+        self.executions: list[Ended] = []
+
+    @property
+    def queued(self) -> int:
+        """Executions that wait for a cell."""
+        return len(self._queue)
+
+    def launch(self, executions: Iterable[Execution]) -> None:
+        """Queue executions, and start those for which there is room."""
+        for execution in executions:
+            session = Session(self._env, execution)
+            self._queue.append(session)
+            self._env.process(self._run(session))
+        self.admit()
+
+    def admit(self) -> None:
+        """Bind queued executions to the emptiest cells, first come first served."""
+        while self._queue:
+            cell = self._emptiest()
+            if cell is None or len(cell.sessions) >= cell.capacity:
+                return
+            self._bind(self._queue.popleft(), cell)
+
+    def leave(self, cell: Cell) -> None:
+        """Reroute every session of a cell that serves no longer.
+
+        Raises:
+            SimulationError: if no other cell serves.
+        """
+        for session in tuple(cell.sessions):
+            other = self._emptiest()
+            if other is None:
+                raise SimulationError(f"{cell.cell_id} left live executions that nobody serves")
+            del cell.sessions[session]
+            other.sessions[session] = None
+            session.cell = other
+            session.reroutes += 1
+            session.cold = session.context * (1 - self._model.kv_kept_on_reroute)
+            if session.request is not None:
+                cell.serving.abort(session.request)
+
+    def _emptiest(self) -> Cell | None:
+        serving = [cell for cell in self._cells if cell.role is Role.ROLLOUT]
+        return min(serving, key=lambda cell: len(cell.sessions) / cell.capacity, default=None)
+
+    def _bind(self, session: Session, cell: Cell) -> None:
+        session.cell = cell
+        session.started_at = self._env.now
+        cell.sessions[session] = None
+        self.running += 1
+        session.admitted.succeed()
+
+    def _run(self, session: Session) -> Generator[Any, Any, None]:
+        yield session.admitted
+        for block in session.execution.blocks:
+            yield from self._call(session, block.prompt_tokens, block.output_tokens)
+            session.context += block.prompt_tokens + block.output_tokens
+            if block.tool_s > 0:
+                yield self._env.timeout(block.tool_s)
+        self._finish(session)
+
+    def _call(self, session: Session, prompt: float, output: float) -> Generator[Any, Any, None]:
+        left = self._model.work(prompt, output)
+        while left > 0:
+            assert session.cell is not None
+            # After a reroute the part of the context that did not move with it is prefilled again.
+            left += self._model.work(session.cold, 0.0)
+            session.cold = 0.0
+            session.request = session.cell.serving.submit(left)
+            left = yield session.request.done
+            session.request = None
+
+    def _finish(self, session: Session) -> None:
+        cell = session.cell
+        assert cell is not None
+        del cell.sessions[session]
+        self.running -= 1
+        self.executions.append(
+            Ended(
+                query=session.execution.query,
+                active_s=self._env.now - session.started_at,
+                waited_s=session.started_at - session.queued_at,
+                reroutes=session.reroutes,
+                timed_out=session.execution.timed_out,
+            )
+        )
+        if self._queue and cell.role is Role.ROLLOUT and len(cell.sessions) < cell.capacity:
+            self._bind(self._queue.popleft(), cell)
+        self._ended(session.execution)
