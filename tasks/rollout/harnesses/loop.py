@@ -368,6 +368,7 @@ def _import_and_list(full: str, root: str, write: int) -> NoReturn:
         for stream in (0, 1, 2):
             os.dup2(null, stream)
         os.closerange(4, 4096)  # the connection to the model is none of the module's business
+        sys.stdin = sys.stdout = sys.stderr = open(0, "r+")  # noqa: SIM115
         text = _outcome_of_import(full, root)
         os.write(output, text[:ANSWER_CHARS].encode("utf-8", "replace"))
     finally:
