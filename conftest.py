@@ -1,8 +1,10 @@
-"""What holds for every test: the rule about skips, and an environment that stays on this machine."""
+"""What holds for every test: the rule about skips, no network, no deadline on slow machines."""
 
 from __future__ import annotations
 
 import os
+
+from hypothesis import settings
 
 pytest_plugins = ["tests.skips"]
 
@@ -11,3 +13,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads than cores are man
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 os.environ.setdefault("DO_NOT_TRACK", "1")
+
+settings.register_profile("gyre", deadline=None, max_examples=60)
+settings.load_profile("gyre")
