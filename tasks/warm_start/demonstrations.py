@@ -135,7 +135,8 @@ def demonstrate(
 ) -> Demonstration:
     """One execution of the scripted agent."""
     workspace = MemoryWorkspace()
-    model = ScriptedModel(codec, tokenizer, ScriptedAgent(specification, rng, habits))
+    script = ScriptedAgent(specification, rng, habits, settings.sub_agents)
+    model = ScriptedModel(codec, tokenizer, script)
     run_agent(specification.text, model, workspace, settings)
     documents = tuple(history.document() for history in model.histories)
     return Demonstration(documents, workspace.files, model.calls)

@@ -46,9 +46,19 @@ ALL_WRITTEN = "all written"
 
 
 class ScriptedAgent:
-    """Works on one specification. Its sub-agent shares what is left to write."""
+    """Works on one specification.
 
-    def __init__(self, specification: Specification, rng: random.Random, habits: Habits) -> None:
+    Args:
+        sub_agents: most parts that it hands on, as the harness allows them.
+    """
+
+    def __init__(
+        self,
+        specification: Specification,
+        rng: random.Random,
+        habits: Habits,
+        sub_agents: int = 2,
+    ) -> None:
         self._rng = rng
         self._habits = habits
         total = len(specification.functions)
@@ -56,7 +66,7 @@ class ScriptedAgent:
         self._keep = rng.randint(1, total - 1) if gives_up else total
         self._left = [(file, list(file.functions)) for file in specification.files]
         self._size = rng.choice(_PIECE_SIZES)
-        self._delegates = rng.random() < habits.delegates
+        self._helpers = sub_agents if rng.random() < habits.delegates else 0
         self._to_run = [file.path for file in specification.files]
         if rng.random() >= habits.runs:
             self._to_run.clear()
@@ -82,7 +92,8 @@ class ScriptedAgent:
             if not self._left[0][1] and len(self._left) > 1:
                 del self._left[0]
             self._keep -= count
-            if self._started and self._delegates and self._rng.random() < _DELEGATED_SHARE:
+            if self._started and self._helpers and self._rng.random() < _DELEGATED_SHARE:
+                self._helpers -= 1
                 self._handed_on = (file, list(piece))
                 return tool_call("task", prompt=file.text(tuple(piece)))
             return self._writes(file, piece)
