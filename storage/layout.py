@@ -67,6 +67,10 @@ class RunLayout:
         """Registration of a daemon."""
         return f"{self.prefix}/hosts/{name}.json"
 
+    def address(self, name: str) -> str:
+        """Where a daemon listened last; outlives its registration."""
+        return f"{self.prefix}/addresses/{name}.json"
+
     def log(self, name: str) -> str:
         return f"{self.prefix}/logs/{name}.log"
 
