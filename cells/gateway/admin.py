@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -17,12 +16,11 @@ from starlette.routing import Route
 from cells.daemon import Fence, StaleEpochError
 from cells.gateway.metrics import Metrics
 from cells.gateway.routing import Cell, CellState, Places
-from cells.gateway.sessions import Session, Sessions
+from cells.gateway.sessions import EXECUTION_ID, Session, Sessions
 from storage.objects import StorageError
 from storage.records import RecordError
 
 LEAVE_LIMIT_S = 10.0
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class OpenBody(BaseModel):
@@ -98,7 +96,7 @@ class AdminRoutes:
 
     async def _open(self, request: Request) -> Response:
         execution_id = request.path_params["execution_id"]
-        if not _ID.fullmatch(execution_id):
+        if not EXECUTION_ID.fullmatch(execution_id):
             return _error(400, f"execution id {execution_id!r}: letters, digits, '.', '_', '-'")
         body = OpenBody.model_validate(await _json(request))
         session = await self._sessions.start(execution_id, body.temperature, body.policy_version)
@@ -107,6 +105,7 @@ class AdminRoutes:
 
     async def _show(self, request: Request) -> Response:
         execution_id = request.path_params["execution_id"]
+        await self._sessions.recover(execution_id)
         session = self._sessions.open.get(execution_id)
         if session is not None:
             return JSONResponse(_view(session))
@@ -124,6 +123,7 @@ class AdminRoutes:
 
     async def _close(self, request: Request) -> Response:
         execution_id = request.path_params["execution_id"]
+        await self._sessions.recover(execution_id)
         closed = await self._sessions.end(execution_id)
         if closed is None:
             return _unknown(execution_id)

@@ -50,8 +50,8 @@ class WholeAnswer(Response):
             reply = await asyncio.shield(self._task)
         except RefusedError as error:
             return refusal(error)
-        if reply is None:  # the client is gone, or its execution was closed under it
-            return refusal(RefusedError(410, "execution_closed", "the call was abandoned"))
+        if reply is None:
+            return Response(status_code=499)  # nobody is left to read it
         return Response(write_reply(reply, self._request.model), media_type="application/json")
 
 
@@ -120,11 +120,7 @@ class StreamedAnswer(Response):
             reply = self._task.result()
         except RefusedError as error:
             return self._writer.error(error)
-        if reply is None:
-            return self._writer.error(
-                RefusedError(410, "execution_closed", "the execution was closed")
-            )
-        return self._writer.end(reply)
+        return self._writer.end(reply) if reply is not None else b""
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -72,6 +72,7 @@ class LiveCall:
             TextStream(services.codec, plan.ids, request.tools, stops, emit) if emit else None
         )
         self._gone = asyncio.Event()
+        self._why: RefusedError | None = None
         self._flight: Flight | None = None
         self._ids: list[int] = []
         self._logprobs: list[float] = []
@@ -83,8 +84,13 @@ class LiveCall:
         self._started = time.monotonic()
         self._deadline = self._started + services.call_limit_s
 
-    def abandon(self) -> None:
-        """The client is gone: stop, and record what was sampled as never delivered."""
+    def abandon(self, why: RefusedError | None = None) -> None:
+        """Stop, and record what was sampled as never delivered.
+
+        Args:
+            why: what the client is told; None when it is gone.
+        """
+        self._why = self._why or why
         self._gone.set()
         if self._flight is not None:
             self._flight.abort()
@@ -94,7 +100,8 @@ class LiveCall:
 
         Raises:
             RefusedError: 503 when nothing served in time or storage refused, 400 when the engine
-                calls the request wrong. What was sampled until then is recorded as abandoned.
+                calls the request wrong, or what ``abandon`` was told. What was sampled until then
+                is recorded as abandoned.
         """
         try:
             end = await self._generate()
@@ -103,6 +110,8 @@ class LiveCall:
             raise
         if self._gone.is_set():
             await self._record(CallStatus.ABANDONED, "abandoned", None)
+            if self._why is not None:
+                raise self._why
             return None
         reply = self._reply(end)
         await self._record(CallStatus.COMPLETE, reply.finish.value, reply)

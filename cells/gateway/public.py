@@ -10,12 +10,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cells.gateway.answers import CallTask, StreamedAnswer, WholeAnswer, refusal
-from cells.gateway.calls import LiveCall, Services
+from cells.gateway.calls import RETRY_AFTER_S, LiveCall, Services
 from cells.gateway.chat import read_request, write_models
 from cells.gateway.forms import ChatRequest, RefusedError
 from cells.gateway.kinds import by_headers, by_shape
 from cells.gateway.matching import plan_call
 from cells.gateway.sessions import Session, Sessions
+from storage.objects import StorageError
+from storage.records import RecordError
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +49,7 @@ class PublicRoutes:
 
     async def _models(self, request: Request) -> Response:
         try:
+            await self._recover(request)
             self._session(request)
         except RefusedError as error:
             return self._refuse(error)
@@ -54,17 +57,17 @@ class PublicRoutes:
 
     async def _chat(self, request: Request) -> Response:
         try:
-            session = self._session(request)
-            body = await self._body(request)
-            return self._start(session, read_request(body), request)
+            await self._recover(request)
+            self._session(request)
+            chat = read_request(await self._body(request))
+            # Once more: the execution may have been closed while its body came in.
+            return self._start(self._session(request), chat, request)
         except RefusedError as error:
             return self._refuse(error)
         except ClientDisconnect:
             return Response(status_code=400)
 
     def _start(self, session: Session, chat: ChatRequest, request: Request) -> Response:
-        if session.closing:
-            raise RefusedError(410, "execution_closed", "the execution has ended")
         if len(session.running) >= self._calls_limit:
             raise RefusedError(
                 429,
@@ -103,6 +106,15 @@ class PublicRoutes:
             ) from None
         emit = (lambda field, text: texts.put_nowait((field, text))) if texts is not None else None
         return LiveCall(self._services, session, chat, plan, origin, emit)
+
+    async def _recover(self, request: Request) -> None:
+        try:
+            await self._sessions.recover(request.path_params["execution_id"])
+        except (StorageError, RecordError) as error:
+            log.error("%s: %s", request.url.path, error)
+            raise RefusedError(
+                503, "storage", "what was recorded can't be read", retry_after_s=RETRY_AFTER_S
+            ) from None
 
     def _session(self, request: Request) -> Session:
         key = request.headers.get("x-api-key") or request.headers.get(

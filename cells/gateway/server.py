@@ -8,11 +8,10 @@ import logging
 import socket
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import yaml
 
-from cells.daemon import Daemon, Registration
+from cells.daemon import Daemon
 from cells.gateway.admin import AdminRoutes
 from cells.gateway.calls import Services
 from cells.gateway.codec import Codec, load_codec
@@ -24,7 +23,7 @@ from cells.gateway.sessions import Sessions
 from configs.run import RunConfig
 from storage.layout import RunLayout
 from storage.objects import MissingObjectError, Store
-from storage.records import RecordError
+from storage.records import Record, RecordError
 
 
 class Gateway:
@@ -100,16 +99,33 @@ def read_config(store: Store, layout: RunLayout) -> RunConfig:
     return RunConfig.model_validate(yaml.safe_load(store.read(layout.config)))
 
 
+class Address(Record):
+    """Where a gateway of the run listened."""
+
+    port: int
+
+
 def choose_port(store: Store, layout: RunLayout, config: RunConfig, name: str) -> int:
-    """The configured port; else that of a gateway that was killed, so that its clients' addresses
-    stay good; else a free one."""
+    """The configured port; else that of the last gateway of the run if it is free, so that the
+    addresses that harnesses hold stay good; else any free one, which is remembered."""
     if config.gateway.port:
         return config.gateway.port
-    with suppress(MissingObjectError, RecordError, OSError):
-        port = urlsplit(store.read_record(layout.host(name), Registration).url).port or 0
-        with socket.create_server((config.gateway.host, port)):
-            return port
-    return 0
+    key, last = layout.address(name), 0
+    with suppress(MissingObjectError, RecordError):
+        last = store.read_record(key, Address).port
+    port = _free(config.gateway.host, last) or _free(config.gateway.host, 0)
+    if port != last:
+        store.write_record(key, Address(port=port))
+    return port
+
+
+def _free(host: str, port: int) -> int:
+    """``port``, or any for 0, if it can be listened on now; else 0."""
+    try:
+        with socket.create_server((host, port)) as listener:
+            return int(listener.getsockname()[1])
+    except OSError:
+        return 0
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
 from collections.abc import Iterator
@@ -19,12 +20,13 @@ from storage.objects import Store
 from storage.records import Call
 
 CLOSE_LIMIT_S = 10.0
+EXECUTION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class Abandonable(Protocol):
-    """A running call whose client is gone."""
+    """A running call that can be given up."""
 
-    def abandon(self) -> None: ...
+    def abandon(self, why: RefusedError | None = None) -> None: ...
 
 
 class WaitClock:
@@ -112,14 +114,17 @@ class Sessions:
         self.open: dict[str, Session] = {}
         self.closed: dict[str, Closed] = {}
         self._lock = asyncio.Lock()
+        self._stopping = False
 
     def find(self, execution_id: str, key: str) -> Session:
         """The open session of an execution.
 
         Raises:
             RefusedError: 401 for a wrong key or an unknown execution (which of the two is not
-                told), 410 after its end.
+                told), 410 after its end, 503 while this gateway stops.
         """
+        if self._stopping:
+            raise _stopping()
         session = self.open.get(execution_id)
         if session is not None and not session.closing:
             session.check(key)
@@ -129,7 +134,29 @@ class Sessions:
             known = self.closed[execution_id].api_key
         if known is None or not secrets.compare_digest(key.encode(), known.encode()):
             raise _wrong_key()
-        raise RefusedError(410, "execution_closed", f"execution {execution_id} has ended")
+        raise _ended()
+
+    async def recover(self, execution_id: str) -> None:
+        """Take up an execution that an earlier gateway had, if storage knows one: its client only
+        tries again, whoever opened it need not.
+
+        Raises:
+            StorageError, RecordError: what is stored can't be read.
+        """
+        if execution_id in self.open or execution_id in self.closed or self._stopping:
+            return
+        if not EXECUTION_ID.fullmatch(execution_id):
+            return
+        log = ExecutionLog(self._store, self._layout, execution_id)
+        known = await asyncio.to_thread(log.session)
+        if known is None:
+            return
+        if not known.closed:
+            await self.start(execution_id, known.temperature, known.policy_version)
+            return
+        calls = [call for call, _ in await asyncio.to_thread(log.read)]
+        waited = sum(call.waited_s for call in calls)
+        self.closed.setdefault(execution_id, Closed(known.api_key, len(calls), waited))
 
     async def start(self, execution_id: str, temperature: float, version: int) -> Session:
         """Open an execution, or go on with it where storage knows it.
@@ -152,7 +179,7 @@ class Sessions:
             session = self.open.get(execution_id)
             if session is None:
                 return self.closed.get(execution_id)
-            await _stop(session)
+            await _stop(session, _ended())
             self._places.release(execution_id)
             closed = session.record.model_copy(update={"closed": True})
             await asyncio.to_thread(session.log.write_session, closed)
@@ -164,7 +191,8 @@ class Sessions:
 
     async def close(self) -> None:
         """Stop everything that runs; executions stay open in storage, for the next gateway."""
-        await asyncio.gather(*(_stop(session) for session in self.open.values()))
+        self._stopping = True
+        await asyncio.gather(*(_stop(session, _stopping()) for session in self.open.values()))
         for session in self.open.values():
             await asyncio.to_thread(session.log.close)
 
@@ -184,14 +212,22 @@ class Sessions:
         return Session(record, log, rebuild(recorded), [call for call, _ in recorded])
 
 
-async def _stop(session: Session) -> None:
+async def _stop(session: Session, why: RefusedError) -> None:
     session.closing = True
     running = dict(session.running)
     for call in running:
-        call.abandon()
+        call.abandon(why)
     if running:
         await asyncio.wait(running.values(), timeout=CLOSE_LIMIT_S)
 
 
 def _wrong_key() -> RefusedError:
     return RefusedError(401, "invalid_api_key", "wrong API key for this execution")
+
+
+def _ended() -> RefusedError:
+    return RefusedError(410, "execution_closed", "this execution has ended")
+
+
+def _stopping() -> RefusedError:
+    return RefusedError(503, "stopping", "the gateway stops; try again", retry_after_s=2)

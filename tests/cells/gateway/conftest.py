@@ -16,6 +16,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from cells.daemon import Registration
 from cells.gateway.codec import Codec
 from cells.gateway.recording import ExecutionLog
 from cells.gateway.server import Gateway
@@ -106,17 +107,19 @@ class Opened:
 class Bench:
     """A gateway that runs, and everything to look at it with."""
 
-    def __init__(self, gateway: Gateway, store: Store, layout: RunLayout) -> None:
-        self.gateway = gateway
+    def __init__(self, token: str, url: str, store: Store, layout: RunLayout) -> None:
+        self.headers = {"authorization": f"Bearer {token}"}
+        self.url = url
         self.store = store
         self.layout = layout
         self.http = httpx.AsyncClient(trust_env=False, timeout=LIMIT_S)
-        self.url = ""
+
+    async def stop(self) -> None:
+        await self.http.post(f"{self.url}/stop", headers=self.headers)
 
     async def admin(self, method: str, path: str, body: dict | None = None, **more: Any) -> Any:
-        headers = {"authorization": f"Bearer {self.gateway.daemon.token}"}
         response = await self.http.request(
-            method, f"{self.url}{path}", json=body, headers=headers, **more
+            method, f"{self.url}{path}", json=body, headers=self.headers, **more
         )
         assert response.status_code == 200, response.text
         return response.json()
@@ -206,18 +209,16 @@ def make_bench(tmp_path: Path, codec: Codec) -> MakeBench:
         config = RunConfig.model_validate({"gateway": settings})
         gateway = Gateway(store, layout, config, renderer or codec)
         running = asyncio.create_task(gateway.run())
-        made = Bench(gateway, store, layout)
         async with asyncio.timeout(LIMIT_S):
             while not store.exists(layout.host("gateway")):
                 assert not running.done(), running.exception()
                 await asyncio.sleep(0.01)
-        made.url = json.loads(store.read(layout.host("gateway")))["url"]
+        found = store.read_record(layout.host("gateway"), Registration)
+        made = Bench(found.token, found.url, store, layout)
         try:
             yield made
         finally:
-            await made.http.post(
-                f"{made.url}/stop", headers={"authorization": f"Bearer {gateway.daemon.token}"}
-            )
+            await made.stop()
             await made.http.aclose()
             await asyncio.wait_for(running, LIMIT_S)
 

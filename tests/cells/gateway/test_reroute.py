@@ -207,7 +207,7 @@ async def test_nothing_serves_within_the_limit(make_bench) -> None:
 
 async def test_stale_epochs_and_wrong_tokens_are_refused(bench, engine) -> None:
     await bench.cell("a", engine, epoch=5)
-    headers = {"authorization": f"Bearer {bench.gateway.daemon.token}"}
+    headers = bench.headers
     url = f"{bench.url}/admin/cells/a"
     body = {"epoch": 4, "url": engine.url, "capacity": 1, "version": 0, "state": "serving"}
     assert (await bench.http.put(url, json=body, headers=headers)).status_code == 409

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
+import os
+import subprocess
+import sys
+import time
 
-from tests.cells.gateway.conftest import prompts
+import httpx
+import pytest
+
+from cells.daemon import Registration
+from cells.process import end_group, spawn
+from configs.load import dump_config
+from configs.run import RunConfig
+from storage.layout import RunLayout
+from storage.objects import Store
+from tests.cells.gateway.conftest import LIMIT_S, Bench, Opened, prompts
 
 HELLO = [{"role": "user", "content": "hello"}]
 RUN = {"name": "run", "arguments": {"path": "a.py"}}
@@ -67,14 +80,77 @@ async def test_a_torn_line_is_no_call(make_bench, engine, script, say) -> None:
         assert [call.index for call in bench.calls()] == [0, 1]
 
 
-async def test_a_killed_gateways_port_is_taken_again(make_bench, tmp_path) -> None:
-    from cells.gateway.server import choose_port
-    from configs.run import RunConfig
-
+async def test_a_client_goes_on_by_trying_again(make_bench, engine, script, say) -> None:
+    """Nobody opens the execution a second time."""
+    script.say(say("one"), say("two"))
     async with make_bench() as bench:
-        store, layout = bench.store, bench.layout
-        registration = json.loads(store.read(layout.host("gateway")))
-    store.write(layout.host("gateway"), json.dumps(registration).encode())
-    port = int(registration["url"].rsplit(":", 1)[1])
-    assert choose_port(store, layout, RunConfig(), "gateway") == port
-    assert choose_port(store, layout, RunConfig(), "elsewhere") == 0
+        await bench.cell("a", engine)
+        execution = await bench.open()
+        reply = await execution.reply(HELLO)
+        await bench.open("e2")
+        await bench.admin("DELETE", "/admin/executions/e2")
+    async with make_bench() as bench:
+        await bench.cell("a", engine)
+        url = execution.base_url.replace(execution.base_url.split("/e/")[0], bench.url)
+        again = Opened("e1", url, execution.key, bench.http)
+        await again.reply([*HELLO, reply, {"role": "user", "content": "more"}])
+        wrong = Opened("e1", url, "wrong", bench.http)
+        assert (await wrong.chat(HELLO)).status_code == 401
+        assert (await bench.admin("GET", "/admin/executions/e2"))["state"] == "closed"
+        closed = await bench.admin("DELETE", "/admin/executions/e1")
+        assert closed["calls"] == 2
+    assert [call.fork_reason for call in bench.calls()] == [None, None]
+
+
+async def test_a_killed_process_is_followed_by_another(
+    tmp_path, tokenizer, engine, script, say
+) -> None:
+    """As a run starts it: kill -9 in mid-generation, the next one takes the same address."""
+    store, layout = Store(tmp_path / "root"), RunLayout("r1")
+    cells = {"cells": [{"name": "a", "core": True}]}
+    config = RunConfig.model_validate({"model": {"context": 400}, "cells": cells})
+    store.write(layout.config, dump_config(config).encode())
+    policy = tmp_path / "policy"
+    tokenizer.save_pretrained(policy)
+    script.say(say("one"), say("two"), say("two"))
+
+    def start() -> tuple[subprocess.Popen[bytes], Bench]:
+        argv = [sys.executable, "-m", "cells.gateway.server", "--root", store.url]
+        argv += ["--run", "r1", "--policy", str(policy)]
+        process = spawn(argv, env=os.environ, log=tmp_path / "gateway.log")
+        deadline = time.monotonic() + 90
+        while not store.exists(layout.host("gateway")):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        found = store.read_record(layout.host("gateway"), Registration)
+        return process, Bench(found.token, found.url, store, layout)
+
+    process, bench = await asyncio.to_thread(start)
+    await bench.cell("a", engine)
+    execution = await bench.open()
+    reply = await execution.reply(HELLO)
+    messages = [*HELLO, reply, {"role": "user", "content": "more"}]
+    engine.hold_after = 1
+    running = asyncio.create_task(execution.chat(messages))
+    await asyncio.wait_for(engine.reached.wait(), LIMIT_S)
+    process.kill()
+    with pytest.raises(httpx.TransportError):
+        await running
+    await bench.http.aclose()
+    await asyncio.to_thread(process.wait)
+    engine.hold_after = None
+    store.delete(layout.host("gateway"))  # as whoever starts daemons does with a dead one's
+    process, second = await asyncio.to_thread(start)
+    try:
+        assert second.url == bench.url
+        await second.cell("a", engine)
+        again = Opened("e1", execution.base_url, execution.key, second.http)
+        await again.reply(messages)
+        calls = second.calls()
+        assert [call.fork_reason for call in calls] == [None, None]
+        assert calls[1].parent == calls[0].call_id
+        await second.stop()
+        assert await asyncio.to_thread(process.wait, 20) == 0
+    finally:
+        await second.http.aclose()
+        end_group(process.pid, grace_s=1)
