@@ -1,0 +1,137 @@
+"""Megatron, HF and SGLang compute the same policy from the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cells.replica.packing import pack
+from cells.replica.shape import read_shape
+from cells.replica.weights import read_weights, to_hf
+from tests.cells.replica.conftest import VOCABULARY, random_documents
+from tests.conftest import EngineAddress
+
+pytestmark = pytest.mark.real
+LENGTHS = (33, 2, 70, 9)
+
+
+def megatron_policy(folder: Path) -> Any:
+    from cells.replica.policy import Policy
+
+    policy = Policy.open(folder)
+    policy.commit(read_weights(folder, policy.shape), 0)
+    return policy
+
+
+def hf_model(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def hf_logprobs(model: Any, documents: list[tuple[np.ndarray, np.ndarray]]) -> torch.Tensor:
+    """Log-probs of all targets, each document by itself."""
+    found = []
+    for ids, targets in documents:
+        row = torch.from_numpy(ids.astype(np.int64))[None]
+        logprobs = torch.log_softmax(model(row).logits[0], dim=-1)
+        at = torch.from_numpy(np.flatnonzero(targets))
+        found.append(logprobs[at - 1, row[0, at]])
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_packed_logprobs_and_gradients_equal_hf(
+    megatron: None, hf_folder: Callable[..., Path], tied: bool
+) -> None:
+    from cells.replica.model import target_logprobs
+
+    folder = hf_folder(tied=tied)
+    policy, reference = megatron_policy(folder), hf_model(folder)
+    documents = random_documents(3, LENGTHS)
+    expected = hf_logprobs(reference, documents)
+    found = target_logprobs(policy.model, pack(documents))
+    assert torch.allclose(found, expected, atol=1e-4, rtol=0)
+
+    factors = torch.randn(len(expected), generator=torch.Generator().manual_seed(1))
+    (expected * factors).sum().backward()
+    (found * factors).sum().backward()
+    gradients = to_hf(policy.flat.split(policy.flat.gradients), policy.shape)
+    for name, parameter in reference.named_parameters():
+        error = (gradients[name] - parameter.grad).norm() / parameter.grad.norm()
+        assert error < 1e-5, f"{name}: relative error {error:.1e}"
+
+
+def test_documents_of_a_row_do_not_see_each_other(
+    megatron: None, hf_folder: Callable[..., Path]
+) -> None:
+    from cells.replica.model import target_logprobs
+
+    policy = megatron_policy(hf_folder(tied=True))
+    first, second, third = random_documents(5, (20, 31, 8))
+    with torch.no_grad():
+        alone = target_logprobs(policy.model, pack([second]))
+        row = pack([first, second, third])
+        start = row.target_counts[0]
+        among = target_logprobs(policy.model, row)[start : start + len(alone)]
+    assert torch.allclose(alone, among, atol=1e-5, rtol=0)
+
+
+def test_gradients_add_up_over_rows(megatron: None, hf_folder: Callable[..., Path]) -> None:
+    from cells.replica.model import target_logprobs
+
+    policy = megatron_policy(hf_folder(tied=False))
+    documents = random_documents(9, (12, 40, 25))
+    target_logprobs(policy.model, pack(documents)).sum().backward()
+    together = policy.flat.gradients.clone()
+    policy.flat.zero_gradients()
+    for document in documents:
+        target_logprobs(policy.model, pack([document])).sum().backward()
+    assert (policy.flat.gradients - together).norm() < 1e-5 * together.norm()
+
+
+async def test_sglang_and_megatron_and_hf_agree(
+    megatron: None, sglang_server: EngineAddress, tiny_policy: Path
+) -> None:
+    """What the engine records while it samples is what the trainer computes afterwards."""
+    import httpx
+
+    from cells.replica.model import target_logprobs
+
+    random = np.random.default_rng(2)
+    vocabulary = min(VOCABULARY, read_shape(tiny_policy / "config.json").vocabulary)
+    prompts = [random.integers(10, vocabulary, size).tolist() for size in (5, 40, 97)]
+    documents, recorded = [], []
+    async with httpx.AsyncClient(base_url=sglang_server.url, timeout=120, trust_env=False) as http:
+        for prompt in prompts:
+            body = {
+                "input_ids": prompt,
+                "sampling_params": {
+                    "temperature": 1.0,
+                    "top_p": 1.0,
+                    "top_k": -1,
+                    "max_new_tokens": 48,
+                    "ignore_eos": True,
+                },
+                "return_logprob": True,
+            }
+            answer = (await http.post("/generate", json=body)).raise_for_status().json()
+            sampled = answer["meta_info"]["output_token_logprobs"]
+            ids = np.array(prompt + [token for _, token, _ in sampled], np.int32)
+            targets = np.arange(len(ids)) >= len(prompt)
+            documents.append((ids, targets))
+            recorded += [logprob for logprob, _, _ in sampled]
+    engine = torch.tensor(recorded, dtype=torch.float32)
+    assert len(engine) == 3 * 48
+    policy = megatron_policy(tiny_policy)
+    with torch.no_grad():
+        trainer = target_logprobs(policy.model, pack(documents))
+        reference = hf_logprobs(hf_model(tiny_policy), documents)
+    assert (engine - trainer).abs().max() < 1e-4
+    assert (engine - reference).abs().max() < 1e-4
+    assert (trainer - reference).abs().max() < 1e-4
