@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import signal
 import socket
+import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 import uvicorn
 from starlette.applications import Starlette
@@ -71,6 +74,15 @@ class Fence:
         self.epoch = epoch
 
 
+class _Server(uvicorn.Server):
+    """Leaves signals to the daemon: uvicorn would raise a signal again when it has ended, which
+    ends the process before what the daemon owns is closed."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
 class Daemon:
     """Serves an application until its lease ends, a stop is asked for, or a signal comes.
 
@@ -118,7 +130,7 @@ class Daemon:
         """Listen, register at ``key``, serve, and close everything at the end."""
         with socket.create_server(self._address) as listener:
             host, port = listener.getsockname()[:2]
-            server = uvicorn.Server(
+            server = _Server(
                 uvicorn.Config(
                     self.app,
                     log_level="warning",
@@ -139,6 +151,7 @@ class Daemon:
                 started_at=time.time(),
             )
             await asyncio.to_thread(store.write_record, key, registration)
+            self._stop_at_signals()
             try:
                 await self._until_stop(serving)
             finally:
@@ -147,8 +160,14 @@ class Daemon:
                 await serving
                 await asyncio.to_thread(store.delete, key)
 
+    def _stop_at_signals(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self._stop.set)
+
     async def _until_stop(self, serving: asyncio.Task[None]) -> None:
-        while not serving.done():  # uvicorn ends by itself at SIGTERM and SIGINT
+        while not serving.done():
             try:
                 await asyncio.wait_for(self._stop.wait(), timeout=1)
                 return
