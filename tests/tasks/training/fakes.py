@@ -37,7 +37,9 @@ def config(updates=2, budget=32, **more):
     return load_config("quickstart", overrides, environment={})
 
 
-def make_group(store, number, rewards=(0.0, 1.0), lengths=(8, 12), version=START, step=STEP):
+def make_group(
+    store, number, rewards=(0.0, 1.0), lengths=(8, 12), version=START, step=STEP, logprob=-1.0
+):
     """Seal a group; a reward of None is an excluded member. Returns its query id."""
     name = query_id(step, number)
     valid = [reward for reward in rewards if reward is not None]
@@ -67,11 +69,11 @@ def make_group(store, number, rewards=(0.0, 1.0), lengths=(8, 12), version=START
                 Sample(
                     execution_id=execution,
                     kind=CallKind.MAIN,
-                    ids=np.arange(length, dtype=np.int32) + 100 * number + 10 * index,
+                    ids=(np.arange(length, dtype=np.int32) * (index + 3) + 17 * number) % 300,
                     targets=targets,
-                    logprobs=np.where(targets, -1.0, 0.0).astype(np.float32),
+                    logprobs=np.where(targets, logprob, 0.0).astype(np.float32),
                     versions=np.where(targets, version, -1).astype(np.int32),
-                    advantage=1.0,
+                    advantage=1.0 if reward else -0.5,
                     weight=1 / len(lengths),
                 )
             )
