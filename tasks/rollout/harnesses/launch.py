@@ -68,6 +68,7 @@ class Loop:
         py_compile.compile(
             loop.__file__,
             cfile=str(self._program),
+            optimize=2,
             doraise=True,
             invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
         )

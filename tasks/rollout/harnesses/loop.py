@@ -5,16 +5,18 @@ speaks OpenAI chat completions with tools at ``OPENAI_BASE_URL``. As a module it
 ``run_agent``, the same agent with any ``complete`` and any workspace.
 
 It starts once for every execution, next to engines that need the processor, so it imports little:
-no argparse, dataclasses, subprocess or http.client.
+no argparse, dataclasses, subprocess or http.client, and of json, signal and socket only the halves
+that are written in C (CPython 3.11 and 3.12 have the same). The Python halves import ``re`` and
+``enum``, which takes longer than all the rest of a start.
 """
 
 from __future__ import annotations
 
-import json
+import _json
+import _signal as signal  # type: ignore[import-not-found]
+import _socket as socket
 import os
 import select
-import signal
-import socket
 import sys
 import time
 
@@ -58,6 +60,7 @@ ANSWER_CHARS = 2000
 OUTPUT_BYTES = 1 << 16
 RESPONSE_BYTES = 64 << 20
 HEADER_BYTES = 1 << 16
+_CONNECT_S = 30.0
 
 EXIT_UNAVAILABLE = 69
 """Exit code when the model could not be reached: not the agent's doing."""
@@ -233,6 +236,44 @@ class _Agent:
         return "sub-agent finished"
 
 
+class _Decoding:
+    """What the C scanner of JSON asks for."""
+
+    strict = False
+    object_hook = None
+    object_pairs_hook = None
+    parse_float = float
+    parse_int = int
+    parse_constant = float
+
+
+def _refuse(value: object) -> NoReturn:
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+_scan = _json.make_scanner(_Decoding)  # type: ignore[arg-type]
+_encode = _json.make_encoder(
+    None, _refuse, _json.encode_basestring_ascii, None, ": ", ", ", False, False, True
+)
+_SPACE = " \t\n\r"
+
+
+def _dumps(value: object) -> str:
+    return "".join(_encode(value, 0))
+
+
+def _loads(text: str) -> Any:
+    """The value in a JSON text; ValueError for anything else."""
+    text = text.strip(_SPACE)
+    try:
+        value, end = _scan(text, 0)
+    except StopIteration:
+        raise ValueError("not JSON") from None
+    if end != len(text):
+        raise ValueError("text after the JSON value")
+    return value
+
+
 def _history(instruction: str) -> list[Json]:
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": instruction}]
 
@@ -243,7 +284,7 @@ def _parsed(call: Any) -> tuple[str | None, Json | None]:
         function = call["function"]
         name, arguments = function["name"], function.get("arguments")
         if isinstance(arguments, str):
-            arguments = json.loads(arguments)
+            arguments = _loads(arguments)
     except (TypeError, KeyError, AttributeError, ValueError, RecursionError):
         arguments = None
         name = _name_only(call)
@@ -481,7 +522,7 @@ class ChatClient:
         self._max_tokens = max_tokens
         self._limit_s = limit_s
         self._give_up_s = give_up_s
-        self._stream: Any = None
+        self._stream: _Stream | None = None
 
     def __call__(self, messages: list[Json], tools: list[Json], *, agent: str, call: str) -> Reply:
         """One answer.
@@ -496,7 +537,7 @@ class ChatClient:
             "tools": tools,
             "max_tokens": self._max_tokens,
         }
-        data = json.dumps(body).encode()
+        data = _dumps(body).encode()
         head = (
             f"POST {self._path} HTTP/1.1\r\nhost: {self._authority}\r\n"
             f"authorization: Bearer {self._key}\r\ncontent-type: application/json\r\n"
@@ -532,82 +573,124 @@ class ChatClient:
         if self._stream is None:
             self._stream = self._connect()
         stream = self._stream
-        stream.write(request)
-        stream.flush()
-        line = stream.readline(HEADER_BYTES)
+        stream.connection.sendall(request)
+        line = stream.line()
         if not line.startswith(b"HTTP/1."):
             raise EOFError("the connection was closed" if not line else "not an HTTP answer")
         status = int(line.split()[1])
-        headers = _headers(stream)
+        headers = stream.headers()
         if "chunked" in headers.get("transfer-encoding", "").lower():
-            answer = _chunks(stream)
+            answer = stream.chunks()
         elif "content-length" in headers:
-            answer = _exactly(stream, int(headers["content-length"]))
+            answer = stream.exactly(int(headers["content-length"]))
         else:
-            answer = stream.read(RESPONSE_BYTES)
+            answer = stream.rest()
             headers["connection"] = "close"
         if headers.get("connection", "").lower() == "close":
             self._drop()
         return status, headers, answer
 
-    def _connect(self) -> Any:
+    def _connect(self) -> _Stream:
         host, separator, port = self._authority.rpartition(":")
         if not separator or not port.isdigit():
             host, port = self._authority, "443" if self._scheme == "https" else "80"
-        connection = socket.create_connection((host.strip("[]"), int(port)), timeout=30)
-        connection.settimeout(self._limit_s)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self._scheme == "https":
-            import ssl  # slow to import, and not needed beside the engines
-
-            context = ssl.create_default_context()
-            connection = context.wrap_socket(connection, server_hostname=host.strip("[]"))
-        with connection:  # the stream keeps it open
-            return connection.makefile("rwb")
+        host = host.strip("[]")
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, int(port), 0, socket.SOCK_STREAM
+        )[0]
+        connection: Any = socket.socket(family, kind, protocol)
+        try:
+            connection.settimeout(_CONNECT_S)
+            connection.connect(address)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._scheme == "https":
+                connection = _encrypted(connection, host)
+            connection.settimeout(self._limit_s)
+        except BaseException:
+            connection.close()
+            raise
+        return _Stream(connection)
 
     def _drop(self) -> None:
         if self._stream is not None:
             try:  # noqa: SIM105
-                self._stream.close()
+                self._stream.connection.close()
             except OSError:
                 pass
             self._stream = None
 
 
-def _headers(stream: Any) -> dict[str, str]:
-    headers: dict[str, str] = {}
-    left = HEADER_BYTES
-    while (line := stream.readline(left)) not in (b"\r\n", b"\n"):
-        left -= len(line)
-        if not line or left <= 0:
-            raise EOFError("the connection was closed inside the headers")
-        name, _, value = line.decode("latin-1").partition(":")
-        headers[name.strip().lower()] = value.strip()
-    return headers
+def _encrypted(connection: Any, host: str) -> Any:
+    import ssl  # slow to import, and not needed beside the engines
+    from socket import socket as full
+
+    plain = full(fileno=connection.detach())
+    plain.settimeout(_CONNECT_S)
+    return ssl.create_default_context().wrap_socket(plain, server_hostname=host)
 
 
-def _chunks(stream: Any) -> bytes:
-    data = b""
-    while size := int(stream.readline(64).split(b";")[0], 16):
-        data += _exactly(stream, size, have=len(data))
-        stream.readline(64)
-    while stream.readline(HEADER_BYTES) not in (b"\r\n", b"\n", b""):
-        pass  # trailers
-    return data
+class _Stream:
+    """Reads HTTP/1.1 answers from a connection. EOFError when it ends inside one, ValueError for
+    one that is too long."""
 
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+        self._buffer = b""
 
-def _exactly(stream: Any, size: int, have: int = 0) -> bytes:
-    if have + size > RESPONSE_BYTES:
-        raise ValueError("the answer is too long")
-    data: bytes = stream.read(size)
-    if len(data) != size:
-        raise EOFError("the connection was closed inside the answer")
-    return data
+    def line(self) -> bytes:
+        """The next line without its end; empty at the end of the connection."""
+        while (end := self._buffer.find(b"\n")) < 0:
+            if len(self._buffer) > HEADER_BYTES:
+                raise ValueError("a line that is too long")
+            if not self._more():
+                return b""
+        line, self._buffer = self._buffer[:end], self._buffer[end + 1 :]
+        return line.rstrip(b"\r")
+
+    def headers(self) -> dict[str, str]:
+        headers: dict[str, str] = {}
+        left = HEADER_BYTES
+        while line := self.line():
+            left -= len(line)
+            if left < 0:
+                raise ValueError("headers that are too long")
+            name, _, value = line.decode("latin-1").partition(":")
+            headers[name.strip().lower()] = value.strip()
+        return headers
+
+    def exactly(self, size: int, have: int = 0) -> bytes:
+        if size < 0 or have + size > RESPONSE_BYTES:
+            raise ValueError("an answer that is too long")
+        while len(self._buffer) < size:
+            if not self._more():
+                raise EOFError("the connection was closed inside the answer")
+        data, self._buffer = self._buffer[:size], self._buffer[size:]
+        return data
+
+    def chunks(self) -> bytes:
+        data = b""
+        while size := int(self.line().split(b";")[0], 16):
+            data += self.exactly(size, have=len(data))
+            self.line()
+        self.headers()  # trailers
+        return data
+
+    def rest(self) -> bytes:
+        while self._more():
+            if len(self._buffer) > RESPONSE_BYTES:
+                raise ValueError("an answer that is too long")
+        data, self._buffer = self._buffer, b""
+        return data
+
+    def _more(self) -> bool:
+        piece: bytes = self.connection.recv(1 << 16)
+        self._buffer += piece
+        return bool(piece)
 
 
 def _reply(answer: bytes) -> Reply:
     """The reply in a chat completion; ValueError for anything else."""
-    body = json.loads(answer)
+    body = _loads(answer.decode())
     try:
         message = body["choices"][0]["message"]
         usage = body.get("usage") or {}

@@ -520,7 +520,19 @@ def test_sigterm_ends_a_running_tool(gateway: StubGateway, tmp_path: Path) -> No
 def test_the_program_imports_little() -> None:
     """Every execution starts it; these would each cost it milliseconds."""
     code = f"import sys; sys.path.insert(0, {str(Path(loop.__file__).parent)!r}); import loop"
-    heavy = ["ssl", "http.client", "argparse", "subprocess", "dataclasses", "typing", "pathlib"]
+    heavy = [
+        "re",
+        "enum",
+        "json",
+        "socket",
+        "ssl",
+        "http.client",
+        "argparse",
+        "subprocess",
+        "dataclasses",
+        "typing",
+        "pathlib",
+    ]
     code += f"; print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stderr
