@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -156,9 +155,7 @@ class Ledger:
         return None
 
     def accumulate(self, micro_step: str, replica: str, stats: Mapping[str, float]) -> None:
-        # JSON has no infinity: a gradient that is not finite shows in the norm, not here.
-        finite = {name: value for name, value in stats.items() if math.isfinite(value)}
-        self._do(Accumulated(micro_step=micro_step, replica=replica, stats=finite))
+        self._do(Accumulated(micro_step=micro_step, replica=replica, stats=dict(stats)))
 
     def reduce(self, replica: str) -> None:
         """The core holds what the replica accumulated; for the core: it does so by itself."""

@@ -182,6 +182,8 @@ class _Step:
     def record(self, update: int) -> UpdateMetrics:
         """The durable record of an update; written now unless an earlier attempt did."""
         key = self._layout.update(self._step, update)
+        if self._store.exists(key):
+            return self._store.read_record(key, UpdateMetrics)
         stepped = self._ledger.stepped(update)
         assert stepped is not None  # only of updates that are closed
         metrics = update_metrics(
@@ -192,6 +194,5 @@ class _Step:
             stepped=stepped,
             spent=self._spent(),
         )
-        if self._store.write_record_once(key, metrics):
-            return metrics
-        return self._store.read_record(key, UpdateMetrics)
+        self._store.write_record_once(key, metrics)
+        return metrics

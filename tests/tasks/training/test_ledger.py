@@ -163,7 +163,7 @@ class LedgerMachine(RuleBasedStateMachine):
                     ledger.micro_steps(update),
                     [ledger.count(update, state) for state in MicroState],
                     [ledger.held(update, replica) for replica in REPLICAS],
-                    ledger.stats(update),
+                    repr(ledger.stats(update)),  # a NaN is not equal to itself
                     ledger.stepping(update),
                     ledger.stepped(update),
                     ledger.closed(update),
