@@ -21,7 +21,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """One execution of a query; `nominal_s` is its duration on a full cell, after the cut."""
+    """One execution of a query; `nominal_s` is its duration after the cut."""
 
     query: int
     nominal_s: float
@@ -69,10 +69,11 @@ class Draws:
         self, query: int, seconds: float, timed_out: bool, random: np.random.Generator
     ) -> Execution:
         model, serving = self._workload.execution, self._workload.serving
+        speed = serving.speed(serving.nominal_requests)
         count = max(1, round(seconds / model.block_s))
         tools = seconds * model.tool_share * _shares(count, random)
         # Serving time at nominal speed, as work; what the prompts take of it is not output.
-        work = seconds * (1 - model.tool_share) * self._workload.nominal_speed
+        work = seconds * (1 - model.tool_share) * speed
         first = min(model.first_prompt_tokens, work / serving.work(2.0, 0.0))
         work -= serving.work(first, 0.0)
         outputs = work / serving.work(model.prompt_per_output, 1.0) * _shares(count, random)

@@ -42,9 +42,9 @@ class _Part(BaseModel):
 class LognormalDurations(_Part):
     """Nominal durations: a lognormal of a query's share and an execution's own share.
 
-    Nominal means tool time plus serving time at the speed of a full cell. The overall timeout cuts
-    the nominal duration, so that waiting for capacity and a crowded cell never change what an
-    execution produces, and every policy trains exactly the same tokens.
+    Nominal means tool time plus serving time at `ServingModel.nominal_requests` on a cell. The
+    overall timeout cuts the nominal duration, so that neither waiting nor a crowded cell changes
+    what an execution produces, and every policy trains exactly the same tokens.
     """
 
     kind: Literal["lognormal"] = "lognormal"
@@ -88,8 +88,11 @@ class ServingModel(_Part):
     )
     prefill_tokens_per_s: PositiveFloat = Field(description="prompt tokens/s of a request alone")
     kv_kept_on_reroute: Share = Field(description="share of the prefix not recomputed on a reroute")
+    nominal_requests: Annotated[float, Field(ge=1)] = Field(
+        description="concurrent requests on a cell at which the durations hold"
+    )
 
-    def speed(self, requests: int) -> float:
+    def speed(self, requests: float) -> float:
         """Output tokens per second of each of `requests` concurrent requests."""
         return self.decode_tokens_per_s / (1.0 + (requests - 1) / self.half_concurrency)
 
@@ -196,12 +199,6 @@ class Workload(_Part):
     def fitted(self) -> tuple[str, ...]:
         """Names of the parameters whose value was fitted."""
         return tuple(sorted(n for n, s in self.sources.items() if s.origin is Origin.FITTED))
-
-    @property
-    def nominal_speed(self) -> float:
-        """Output tokens per second of one request on a full cell."""
-        busy = self.cells.capacity * (1 - self.execution.tool_share)
-        return self.serving.speed(max(1, round(busy)))
 
 
 def load_workload(path: Path) -> Workload:

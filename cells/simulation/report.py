@@ -1,0 +1,187 @@
+"""Results as plain values for JSON, and as rows of text for tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cells.simulation.compare import Comparison, Spread
+from cells.simulation.plan import Option
+from cells.simulation.published import Kind, Row
+
+COMPARISON_COLUMNS = (
+    "policy",
+    "hours",
+    "spread",
+    "over elastic",
+    "staleness",
+    "share of bound",
+    "switches",
+)
+PUBLISHED_COLUMNS = (
+    "workload",
+    "figure",
+    "published",
+    "simulated",
+    "spread",
+    "off",
+    "",
+)
+PLAN_COLUMNS = ("cells", "GPUs each", "capacity", "hours", "over Colocate", "over Async", "gain")
+
+_WORDS = {
+    Kind.HOURS: "hours of {}",
+    Kind.GAIN: "gain over {}",
+    Kind.SAVED: "saved by streaming in {}",
+    Kind.BEYOND_4H: "queries of 4 h or more, {}",
+    Kind.TIMED_OUT_BEYOND_4H: "of them timed out, {}",
+}
+
+
+def published_value(rows: Sequence[Row], comparisons: Sequence[Comparison]) -> dict[str, Any]:
+    """The object that `gyre simulate published --json` prints."""
+    return {
+        "rows": [_row_value(row) for row in rows],
+        "workloads": [comparison_value(comparison) for comparison in comparisons],
+    }
+
+
+def comparison_value(comparison: Comparison) -> dict[str, Any]:
+    """One workload under every policy; hours, updates and shares."""
+    workload = comparison.workload
+    fitted = workload.fitted()
+    return {
+        "workload": workload.name,
+        "seeds": list(comparison.seeds),
+        "cells": workload.cells.count,
+        "updates": workload.batch.updates,
+        "fitted_parameters": list(fitted),
+        "fitted_count": len(fitted),
+        "colocate_limit": comparison.colocate_limit,
+        "bounds_hours": [
+            {
+                "work": bound.work_s / 3600,
+                "critical_path": bound.critical_s / 3600,
+                "bursts": bound.burst_s / 3600,
+            }
+            for bound in comparison.bounds
+        ],
+        "policies": {name: _policy_value(comparison, name) for name in comparison.outcomes},
+    }
+
+
+def comparison_rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """A row for each policy, under `COMPARISON_COLUMNS`."""
+    rows = []
+    for name, outcomes in comparison.outcomes.items():
+        hours = comparison.hours(name)
+        over = "elastic" in comparison.outcomes
+        rows.append(
+            (
+                name,
+                f"{hours.median:.2f}",
+                f"{hours.low:.2f} to {hours.high:.2f}",
+                f"{comparison.ratio(name, 'elastic').median:.3f}" if over else "",
+                f"{comparison.staleness(name).median:.2f}",
+                f"{comparison.share_of_bound(name).median:.1%}",
+                f"{max(outcome.switches for outcome in outcomes)}",
+            )
+        )
+    return rows
+
+
+def published_rows(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """A row for each published figure, under `PUBLISHED_COLUMNS`."""
+    return [
+        (
+            row.name,
+            _WORDS[row.figure.kind].format(row.figure.baseline),
+            _range(row.figure.low, row.figure.high),
+            f"{row.simulated.median:.3f}",
+            f"{row.simulated.low:.3f} to {row.simulated.high:.3f}",
+            f"{row.off:+.1%}",
+            "fitted" if row.figure.fitted else "predicted",
+        )
+        for row in rows
+    ]
+
+
+def plan_value(options: Sequence[Option]) -> dict[str, Any]:
+    """The object that `gyre plan --json` prints; the first option is the fastest."""
+    return {
+        "options": [
+            {
+                "cells": option.cells,
+                "gpus_per_cell": option.gpus_per_cell,
+                "capacity": option.capacity,
+                "elastic_hours": option.elastic_hours,
+                "over_colocate": spread_value(option.over_colocate),
+                "over_async": spread_value(option.over_async),
+                "async_training_cells": option.async_training_cells,
+                "gain": option.gain,
+            }
+            for option in options
+        ]
+    }
+
+
+def plan_rows(options: Sequence[Option]) -> list[tuple[str, ...]]:
+    """A row for each option, under `PLAN_COLUMNS`."""
+    return [
+        (
+            f"{option.cells}",
+            f"{option.gpus_per_cell}",
+            f"{option.capacity}",
+            f"{option.elastic_hours:.2f}",
+            f"{option.over_colocate.median:.3f}" if option.over_colocate else "",
+            f"{option.over_async.median:.3f} ({option.async_training_cells} train)"
+            if option.over_async
+            else "",
+            f"{option.gain:.3f}",
+        )
+        for option in options
+    ]
+
+
+def spread_value(spread: Spread | None) -> dict[str, float] | None:
+    """A spread as an object, or null."""
+    if spread is None:
+        return None
+    return {"median": spread.median, "low": spread.low, "high": spread.high}
+
+
+def _row_value(row: Row) -> dict[str, Any]:
+    figure = row.figure
+    return {
+        "workload": row.name,
+        "figure": figure.kind.value,
+        "baseline": figure.baseline,
+        "published_low": figure.low,
+        "published_high": figure.high,
+        "simulated": row.simulated.median,
+        "simulated_low": row.simulated.low,
+        "simulated_high": row.simulated.high,
+        "fitted": figure.fitted,
+        "off": row.off,
+        "within_10_percent": row.within,
+        "limit": row.limit,
+    }
+
+
+def _policy_value(comparison: Comparison, name: str) -> dict[str, Any]:
+    outcomes = comparison.outcomes[name]
+    return {
+        "hours": spread_value(comparison.hours(name)),
+        "mean_staleness": spread_value(comparison.staleness(name)),
+        "share_of_bound": spread_value(comparison.share_of_bound(name)),
+        "trained_tokens": [outcome.tokens for outcome in outcomes],
+        "switches": [outcome.switches for outcome in outcomes],
+        "switching_cell_hours": [outcome.switching_s / 3600 for outcome in outcomes],
+        "training_cell_hours": [outcome.training_busy_s / 3600 for outcome in outcomes],
+        "rerouted_executions": [sum(e.reroutes > 0 for e in o.executions) for o in outcomes],
+        "events": [outcome.events for outcome in outcomes],
+    }
+
+
+def _range(low: float, high: float) -> str:
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"

@@ -1,0 +1,238 @@
+"""``gyre simulate`` and ``gyre plan``: what a policy would gain, before anything is run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from cells.scheduler import POLICY_NAMES, PolicyError
+from cells.simulation import report
+from cells.simulation.compare import Comparison, compare
+from cells.simulation.durations import DurationLogError, read_durations, with_durations
+from cells.simulation.picture import html_table, page
+from cells.simulation.plan import Hardware, PlanError, plan
+from cells.simulation.published import compare_published
+from cells.simulation.recorded import RecordedRunError, workload_from_run
+from cells.simulation.rollout import SimulationError
+from cells.simulation.workload import Workload, load_workload
+from configs.load import ConfigError
+from configs.workloads import workload_path
+from flows.roots import absolute_root
+from storage.objects import StorageError
+from storage.records import RecordError
+from storage.run import open_run
+
+_OUT = Console()
+_ERRORS = Console(stderr=True)
+_BAD_INPUT = 2
+_PUBLISHED = "published"
+_EXPECTED = (
+    ConfigError,
+    DurationLogError,
+    OSError,
+    PlanError,
+    PolicyError,
+    RecordError,
+    RecordedRunError,
+    SimulationError,
+    StorageError,
+    ValidationError,
+)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+SeedsOption = Annotated[
+    int, typer.Option("--seeds", min=1, max=1000, help="Simulations of each figure.")
+]
+FromRunOption = Annotated[
+    str | None, typer.Option("--from-run", metavar="RUN", help="Simulate a recorded run.")
+]
+RootOption = Annotated[str, typer.Option("--root", help="Storage folder or URL of the run.")]
+DurationsOption = Annotated[
+    Path | None,
+    typer.Option("--durations", help="CSV of measured durations: columns problem, seconds."),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command("simulate")(simulate)
+    app.command("plan")(plan_cells)
+
+
+def simulate(
+    config: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="CONFIG|published",
+            help="A shipped workload, the path of a workload file, or: published.",
+        ),
+    ] = None,
+    from_run: FromRunOption = None,
+    root: RootOption = ".gyre",
+    durations: DurationsOption = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option("--policy", help=f"Only this policy: {', '.join(POLICY_NAMES)}. Repeatable."),
+    ] = None,
+    seeds: SeedsOption = 5,
+    as_json: JsonOption = False,
+    report_file: Annotated[
+        Path | None,
+        typer.Option("--report", help="Write a page with tables, Gantt charts and waterlevels."),
+    ] = None,
+) -> None:
+    """Simulate cells under every policy, on the same executions."""
+    try:
+        if config == _PUBLISHED:
+            if from_run or durations or policy:
+                _fail("published takes no --from-run, --durations or --policy")
+            _published(range(seeds), as_json, report_file)
+            return
+        workload = _workload(config, from_run, root, durations)
+        unknown = [name for name in policy or () if name not in POLICY_NAMES]
+        if unknown:
+            _fail(f"no policy {unknown[0]!r}; there are {', '.join(POLICY_NAMES)}")
+        comparison = compare(workload, range(seeds), policy or POLICY_NAMES, _progress)
+        if report_file:
+            _write_page(report_file, workload.name, [_html_comparison(comparison)], [comparison])
+    except _EXPECTED as error:
+        _fail(str(error))
+    if as_json:
+        _print_json(report.comparison_value(comparison))
+        return
+    _print_table(workload.name, report.COMPARISON_COLUMNS, report.comparison_rows(comparison))
+    _OUT.print(_facts(comparison), highlight=False)
+
+
+def plan_cells(
+    gpus: Annotated[int, typer.Option("--gpus", min=1, help="GPUs in all.")],
+    parameters: Annotated[
+        float, typer.Option("--parameters", min=1e-6, help="Parameters of the model, billions.")
+    ],
+    active: Annotated[
+        float | None,
+        typer.Option("--active", min=1e-6, help="Active ones of a token, billions; default all."),
+    ] = None,
+    config: Annotated[
+        str, typer.Option("--workload", help="Workload that gives calls and batch.")
+    ] = "published_122b_nl2repo",
+    from_run: FromRunOption = None,
+    root: RootOption = ".gyre",
+    durations: DurationsOption = None,
+    memory: Annotated[float, typer.Option("--memory", min=0.1, help="GB of a GPU.")] = 80.0,
+    tflops: Annotated[float, typer.Option(min=0.01, help="Dense bf16 TFLOP/s of a GPU.")] = 989.0,
+    utilisation: Annotated[
+        float, typer.Option(min=0.001, max=1, help="Share of them that training reaches.")
+    ] = 0.35,
+    decode: Annotated[
+        float, typer.Option("--decode", min=0.1, help="Output tokens/s of a full GPU.")
+    ] = 1000.0,
+    kv_bytes: Annotated[
+        float, typer.Option("--kv-bytes", min=1, help="KV cache of a token, bytes.")
+    ] = 100_000.0,
+    context: Annotated[
+        float, typer.Option("--context", min=1, help="Context of an execution, tokens.")
+    ] = 100_000.0,
+    seeds: SeedsOption = 3,
+    as_json: JsonOption = False,
+) -> None:
+    """Plan the cells: how many, of what size, which split, and what elastic would gain."""
+    hardware = Hardware(
+        gpus=gpus,
+        parameters_b=parameters,
+        active_parameters_b=active or parameters,
+        memory_gb=memory,
+        tflops=tflops,
+        utilisation=utilisation,
+        decode_tokens_per_s=decode,
+        kv_bytes_per_token=kv_bytes,
+        context_tokens=context,
+    )
+    try:
+        workload = _workload(None if from_run else config, from_run, root, durations)
+        options = plan(hardware, workload, range(seeds), _progress)
+    except _EXPECTED as error:
+        _fail(str(error))
+    if as_json:
+        _print_json(report.plan_value(options))
+        return
+    title = f"{workload.name} on {gpus} GPUs, fastest first"
+    _print_table(title, report.PLAN_COLUMNS, report.plan_rows(options))
+
+
+def _workload(
+    config: str | None, from_run: str | None, root: str, durations: Path | None
+) -> Workload:
+    if (config is None) == (from_run is None):
+        _fail("give a workload or --from-run, and not both")
+    if from_run is not None:
+        workload = workload_from_run(open_run(absolute_root(root), from_run))
+    else:
+        path = Path(str(config))
+        workload = load_workload(path if path.is_file() else workload_path(str(config)))
+    if durations is None:
+        return workload
+    return with_durations(workload, read_durations(durations), f"measured: {durations.name}")
+
+
+def _published(seeds: Sequence[int], as_json: bool, report_file: Path | None) -> None:
+    rows, comparisons = compare_published(seeds, _progress)
+    if report_file:
+        tables = [html_table(report.PUBLISHED_COLUMNS, report.published_rows(rows))]
+        _write_page(report_file, "Published and simulated", tables, comparisons)
+    if as_json:
+        _print_json(report.published_value(rows, comparisons))
+        return
+    _print_table("Published and simulated", report.PUBLISHED_COLUMNS, report.published_rows(rows))
+    for comparison in comparisons:
+        _OUT.print(_facts(comparison), highlight=False)
+
+
+def _facts(comparison: Comparison) -> str:
+    fitted = comparison.workload.fitted()
+    return (
+        f"{comparison.workload.name}: {len(comparison.seeds)} seeds; elastic gains at most "
+        f"{comparison.colocate_limit:.3f} over Colocate with {comparison.workload.cells.count} "
+        f"cells; {len(fitted)} fitted parameters{': ' if fitted else ''}{', '.join(fitted)}"
+    )
+
+
+def _html_comparison(comparison: Comparison) -> str:
+    return html_table(report.COMPARISON_COLUMNS, report.comparison_rows(comparison))
+
+
+def _write_page(
+    file: Path, title: str, tables: Sequence[str], comparisons: Sequence[Comparison]
+) -> None:
+    outcomes = [found[0] for c in comparisons for found in c.outcomes.values()]
+    file.write_text(page(title, tables, outcomes), encoding="utf-8")
+
+
+def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table(title=title)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    _OUT.print(table)
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    typer.echo(json.dumps(value))
+
+
+def _progress(what: str) -> None:
+    if _ERRORS.is_terminal:
+        _ERRORS.print(f"simulated {what}", style="dim", highlight=False)
+
+
+def _fail(message: str) -> NoReturn:
+    _ERRORS.print(message, style="red", markup=False, highlight=False)
+    raise typer.Exit(_BAD_INPUT)
