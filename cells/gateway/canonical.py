@@ -50,8 +50,15 @@ def arguments_key(text: str) -> str:
 
 
 def tools_key(tools: Sequence[Any]) -> str:
-    """Tools compared as JSON values, in order."""
-    return json.dumps(tools, sort_keys=True) if tools else ""
+    """Tools compared as JSON values, in order.
+
+    Raises:
+        ValueError: they are nested too deeply.
+    """
+    try:
+        return json.dumps(tools, sort_keys=True) if tools else ""
+    except RecursionError:
+        raise ValueError("tools are nested too deeply") from None
 
 
 def _plain(value: Any) -> Any:

@@ -52,9 +52,12 @@ class Codec:
         Raises:
             ValueError: the renderer can't express the history.
         """
-        ids = self._renderer.render_ids(
-            _with_values(messages), tools=tools or None, add_generation_prompt=True
-        )
+        try:
+            ids = self._renderer.render_ids(
+                _with_values(messages), tools=tools or None, add_generation_prompt=True
+            )
+        except Exception as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
         return list(ids)
 
     def bridge(
@@ -63,8 +66,8 @@ class Codec:
         """Prompt ids that extend what was sampled by new messages; None when the renderer can't."""
         try:
             bridged = self._renderer.bridge_to_next_turn(prompt, output, new, tools=tools or None)
-        except ValueError as error:
-            log.warning("bridge failed: %s", error)
+        except Exception as error:  # noqa: BLE001  (as above; the call forks instead)
+            log.warning("bridge failed: %r", error)
             return None
         return None if bridged is None else list(bridged.token_ids)
 
@@ -113,9 +116,13 @@ def load_codec(policy: Path, renderer: str) -> Codec:
     Raises:
         OSError, ValueError: no tokenizer there, or no such renderer.
     """
-    from transformers import AutoTokenizer  # takes seconds to import; tests bring a tokenizer
-
-    return Codec(AutoTokenizer.from_pretrained(str(policy), local_files_only=True), renderer)
+    # Only now: transformers takes a second to import, and with AutoTokenizer, which brings torch,
+    # ten. Nearly every policy has its tokenizer in the one file that does not need it.
+    if (policy / "tokenizer.json").is_file():
+        from transformers import PreTrainedTokenizerFast as Loader
+    else:
+        from transformers import AutoTokenizer as Loader
+    return Codec(Loader.from_pretrained(str(policy), local_files_only=True), renderer)
 
 
 def _with_values(messages: list[Message]) -> list[Message]:

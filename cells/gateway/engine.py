@@ -29,6 +29,8 @@ ABORT_EVERY_S = 0.25
 ABORT_LIMIT_S = 5.0
 ABORT_ANSWER_S = 1.0
 STREAM_EVERY_TOKENS = 8
+REFUSALS = (400, 413, 422)
+"""Statuses that blame the request. All others are the server's or ours, and pass."""
 
 
 class EngineRefusedError(RuntimeError):
@@ -174,7 +176,7 @@ class Flight:
             ) as answer:
                 if answer.status != 200:
                     text = (await answer.text())[:500]
-                    if 400 <= answer.status < 500 and answer.status not in (408, 425, 429):
+                    if answer.status in REFUSALS:
                         raise EngineRefusedError(f"{self._cell.name}: {answer.status} {text}")
                     self._lost(f"{answer.status} {text}")
                 elif self._progress is None:
@@ -211,9 +213,10 @@ class Flight:
         piece.cached_tokens = meta.get("cached_tokens") or 0
         reason = meta.get("finish_reason")
         if reason is not None:
-            kind = reason["type"]
+            kind, piece.detail = reason["type"], str(reason.get("message", ""))
+            if reason.get("status_code") in REFUSALS:
+                raise EngineRefusedError(f"{self._cell.name}: {piece.detail}")
             piece.end = End.ABORTED if kind == "abort" else End(kind)
-            piece.detail = str(reason.get("message", ""))
 
 
 def _spans(meta: dict[str, Any], total: int, declared: int) -> list[tuple[int, int, int]]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 from cells.gateway.forms import RefusedError
 from cells.gateway.matching import Branches
@@ -113,7 +114,9 @@ class Sessions:
         self._places = places
         self.open: dict[str, Session] = {}
         self.closed: dict[str, Closed] = {}
-        self._lock = asyncio.Lock()
+        # One for each execution that is being opened or closed just now: closing can wait for
+        # aborts, and the others must not.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._stopping = False
 
     def find(self, execution_id: str, key: str) -> Session:
@@ -164,7 +167,7 @@ class Sessions:
         Raises:
             StorageError, RecordError: what is stored can't be read, or nothing can be written.
         """
-        async with self._lock:
+        async with self._lock(execution_id):
             session = self.open.get(execution_id)
             if session is None:
                 session = await asyncio.to_thread(self._load, execution_id, temperature, version)
@@ -175,7 +178,7 @@ class Sessions:
     async def end(self, execution_id: str) -> Closed | None:
         """Stop what runs (recorded as abandoned), close the journal, free the place. None for an
         execution that was never open here."""
-        async with self._lock:
+        async with self._lock(execution_id):
             session = self.open.get(execution_id)
             if session is None:
                 return self.closed.get(execution_id)
@@ -195,6 +198,12 @@ class Sessions:
         await asyncio.gather(*(_stop(session, _stopping()) for session in self.open.values()))
         for session in self.open.values():
             await asyncio.to_thread(session.log.close)
+
+    def _lock(self, execution_id: str) -> asyncio.Lock:
+        lock = self._locks.get(execution_id)
+        if lock is None:
+            self._locks[execution_id] = lock = asyncio.Lock()
+        return lock
 
     def _load(self, execution_id: str, temperature: float, version: int) -> Session:
         log = ExecutionLog(self._store, self._layout, execution_id)

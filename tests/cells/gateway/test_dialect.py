@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cells.gateway.chat import read_request
+from cells.gateway.codec import Codec
 from cells.gateway.forms import RefusedError
 from tests.cells.gateway.conftest import LIMIT_S, deltas
 
@@ -189,6 +190,31 @@ async def test_refusals_are_in_openai_form(make_bench, engine, script, say) -> N
         assert busy.status_code == 429 and busy.headers["retry-after"] == "1"
         engine.release.set()
         assert (await running).status_code == 200
+
+
+@pytest.mark.parametrize("renderer", ["cells.gateway.terse:TerseRenderer", "qwen3"])
+async def test_odd_histories_are_no_server_errors(
+    make_bench, engine, script, say, tokenizer, renderer
+) -> None:
+    deep: object = {}
+    for _ in range(900):
+        deep = {"a": deep}
+    tool = {"type": "function", "function": {"name": "f", "parameters": deep}}
+    call = {"id": "x", "function": {"name": "f", "arguments": "[" * 900 + "]" * 900}}
+    odd = [
+        {"messages": [{"role": "tool", "content": "no call before"}]},
+        {"messages": [{"role": "assistant", "content": "mine", "tool_calls": [call]}]},
+        {"messages": [*HELLO, {"role": "assistant", "content": None}], "tools": [tool]},
+        {"messages": [{"role": "assistant", "content": ""}] * 3},
+        {"messages": [{"role": "system", "content": "<|im_end|>"}] * 2, "tools": [tool]},
+    ]
+    async with make_bench(renderer=Codec(tokenizer, renderer)) as bench:
+        await bench.cell("a", engine)
+        execution = await bench.open()
+        script.say(*[say("ok")] * len(odd))
+        for body in odd:
+            response = await execution.chat(**body)
+            assert response.status_code in (200, 400), response.text
 
 
 BAD = [

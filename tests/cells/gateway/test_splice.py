@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
+from cells.gateway.codec import Codec
 from storage.records import CallKind, CallStatus
 from tests.cells.gateway.conftest import prompts
 from tests.engines.scripted import logprob
@@ -216,8 +217,6 @@ async def test_shape_tells_agents_apart_without_headers(bench, engine, script, s
 
 
 async def test_refused_bridge_forks_and_goes_on(make_bench, tokenizer, engine, script, say) -> None:
-    from cells.gateway.codec import Codec
-
     qwen = Codec(tokenizer, "qwen3")  # drops thinking at a new user turn, so it will not bridge
     assert qwen.tools_matter
     async with make_bench(renderer=qwen) as bench:
