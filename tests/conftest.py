@@ -117,7 +117,7 @@ def sglang_server(
     async def serve() -> EngineProcess:
         engine = EngineProcess(settings, cpus=(), log=log)
         try:
-            await engine.wait_ready(240)
+            await engine.wait_ready(280)
         except BaseException:
             await engine.close()
             raise

@@ -89,4 +89,6 @@ def engine_environment(settings: EngineSettings, base: Mapping[str, str]) -> dic
     if settings.device is Device.CPU:
         # More threads were tens of times slower where several servers share a few cores.
         env |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        # Spares the import of some hundred architectures, a fifth of the start.
+        env["SGLANG_EXTERNAL_MODEL_PACKAGE"] = "cells.serving.cpu_support.models"
     return env

@@ -26,9 +26,9 @@ from storage.run import Run
 from storage.samples import Sample, SealedGroup, seal
 from tests.conftest import make_run
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
-START_LIMIT_S = 280
+START_LIMIT_S = 500
 LIMIT_S = 60
 CPU = sorted(os.sched_getaffinity(0))[-1]
 
@@ -84,7 +84,9 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
 @pytest.fixture(scope="module")
 def host(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     cells = f"cells.cells=[{{name: a, core: true, cpus: [{CPU}]}}, {{name: b}}]"
-    run = make_run(tmp_path_factory.mktemp("host"), cells, "cells.lease_s=280")
+    run = make_run(
+        tmp_path_factory.mktemp("host"), cells, "cells.lease_s=600", "cells.start_limit_s=480"
+    )
     host = Host(run, tiny_policy)
     yield host
     host.close()
@@ -154,7 +156,7 @@ def test_starts_in_rollout_on_its_core(host: Host, client: DaemonClient) -> None
 
 def test_no_training_in_role_rollout(host: Host, client: DaemonClient) -> None:
     args = {"step": 0, "update": 0, "micro_step": "m0", "samples": [seal_group(host.run)]}
-    with pytest.raises(DaemonError, match="422 .*micro_step needs role training"):
+    with pytest.raises(DaemonError, match=r"422 .*micro_step needs role training"):
         post(client, "/replica/micro_step", epoch=1, args=args)
 
 
@@ -192,7 +194,7 @@ def test_an_update_reaches_the_engine(host: Host, client: DaemonClient) -> None:
 
 
 def test_a_version_that_is_not_there_is_refused(client: DaemonClient) -> None:
-    with pytest.raises(DaemonError, match="422 .*serve version 9, the replica holds 1"):
+    with pytest.raises(DaemonError, match=r"422 .*serve version 9, the replica holds 1"):
         post(client, "/engine/version", epoch=1, version=9)
     status = client.call("GET", "/status")
     assert (status["role"], status["engine"]["version"]) == ("rollout", 1)
@@ -216,7 +218,7 @@ def test_a_dead_replica_fails_the_cell(client: DaemonClient) -> None:
     os.kill(client.call("GET", "/status")["replica"]["pid"], signal.SIGKILL)
     wait(lambda: client.call("GET", "/status")["role"] == "failed", LIMIT_S)
     assert "the replica ended with exit code -9" in client.call("GET", "/status")["detail"]
-    with pytest.raises(DaemonError, match="422 .*exit code -9"):
+    with pytest.raises(DaemonError, match=r"422 .*exit code -9"):
         post(client, "/role", epoch=3, role="training")
 
 
