@@ -35,10 +35,44 @@ class StartError(RuntimeError):
     """A daemon did not start; the text holds the end of its log."""
 
 
+class LeaseKeeper:
+    """A thread that renews the leases of daemons until it is closed."""
+
+    def __init__(self, lease_s: float) -> None:
+        self._clients: list[DaemonClient] = []
+        self._every_s = lease_s / RENEWALS_PER_LEASE
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
+        self._thread.start()
+
+    def add(self, client: DaemonClient) -> None:
+        """Renew this daemon's lease too."""
+        self._clients.append(client)
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join(timeout=10)
+
+    def _run(self) -> None:
+        while not self._closed.wait(self._every_s):
+            for client in tuple(self._clients):
+                # A daemon that is gone is noticed by whoever needs it, with a better reason.
+                with suppress(DaemonError):
+                    client.renew()
+
+
 def ensure_daemons(
-    store: Store, layout: RunLayout, specs: Sequence[DaemonSpec], say: Callable[[str], None]
+    store: Store,
+    layout: RunLayout,
+    specs: Sequence[DaemonSpec],
+    keeper: LeaseKeeper,
+    say: Callable[[str], None],
 ) -> dict[str, DaemonClient]:
     """A client of each daemon, adopted where it lives, started where it does not, in parallel.
+
+    Args:
+        keeper: renews each lease from the moment that its daemon is found, as others may take
+            longer to start than a lease lasts.
 
     Raises:
         StartError: one ended or did not register in time. What was started here is ended.
@@ -51,11 +85,13 @@ def ensure_daemons(
             if adopted is not None:
                 say(f"{spec.name}: adopted, pid {adopted.registration.pid}")
                 clients[spec.name] = adopted
+                keeper.add(adopted)
             else:
                 started[spec.name] = _start(store, layout, spec)
-        for spec in specs:
+        for spec in specs:  # the light ones come first, so that their leases are renewed early
             if spec.name in started:
                 clients[spec.name] = _wait(store, layout, spec, started[spec.name])
+                keeper.add(clients[spec.name])
                 say(f"{spec.name}: ready at {clients[spec.name].url}")
     except BaseException:
         for pid in started.values():
@@ -77,28 +113,6 @@ def stop_daemons(clients: Sequence[DaemonClient], grace_s: float) -> None:
         if _running(pid):
             end_group(pid, grace_s=2)
         client.close()
-
-
-class LeaseKeeper:
-    """A thread that renews the leases of daemons until it is closed."""
-
-    def __init__(self, clients: Sequence[DaemonClient], lease_s: float) -> None:
-        self._clients = list(clients)
-        self._every_s = lease_s / RENEWALS_PER_LEASE
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._closed.set()
-        self._thread.join(timeout=10)
-
-    def _run(self) -> None:
-        while not self._closed.wait(self._every_s):
-            for client in self._clients:
-                # A daemon that is gone is noticed by whoever needs it, with a better reason.
-                with suppress(DaemonError):
-                    client.renew()
 
 
 def _adopt(store: Store, layout: RunLayout, name: str) -> DaemonClient | None:

@@ -15,30 +15,10 @@ from rich.table import Table
 from configs.load import ConfigError, dump_config, load_config, preset_names
 from configs.run import RunConfig
 from configs.schema import SettingRow, markdown, setting_rows
+from flows.console import ConfigOption, SetOption, failure
 
 _OUT = Console()
-_ERRORS = Console(stderr=True)
-_BAD_CONFIG = 2
 
-
-ConfigOption = Annotated[
-    str,
-    typer.Option(
-        "--config",
-        "-c",
-        help="Preset or path of a YAML file.",
-        metavar="NAME|FILE",
-    ),
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        "-s",
-        help="Change a setting. The value is YAML. May be given many times.",
-        metavar="KEY=VALUE",
-    ),
-]
 
 _app = typer.Typer(
     no_args_is_help=True,
@@ -130,27 +110,19 @@ def schema(
         _print_table(section)
 
 
-def fail(error: Exception, title: str = "The configuration can't be used") -> typer.Exit:
-    """Print one block about a bad configuration; raise what is returned."""
-    _ERRORS.print(f"[bold red]{title}[/bold red]")
-    _ERRORS.print(escape(str(error)), highlight=False, soft_wrap=True)
-    return typer.Exit(_BAD_CONFIG)
-
-
 def _loaded(config: str, settings: list[str] | None) -> RunConfig:
     try:
         return load_config(config, settings or ())
     except ConfigError as error:
-        raise fail(error) from None
+        raise failure(error) from None
 
 
 def _print_table(section: str) -> None:
     rows = [row for row in setting_rows() if _below(row, section)]
     if not rows:
         sections = sorted({row.key.partition(".")[0] for row in setting_rows()})
-        raise fail(
-            ConfigError(f"no setting {section!r}; there are: {', '.join(sections)}"),
-            title="Unknown setting",
+        raise failure(
+            f"no setting {section!r}; there are: {', '.join(sections)}", title="Unknown setting"
         )
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("setting", style="cyan", no_wrap=True)

@@ -63,9 +63,10 @@ def hosts_of(
             for cell in cells.cells
         ),
     ]
-    clients = ensure_daemons(run.store, run.layout, specs, say)
-    keeper = LeaseKeeper(list(clients.values()), cells.lease_s)
+    keeper = LeaseKeeper(cells.lease_s)
+    clients: dict[str, DaemonClient] = {}
     try:
+        clients = ensure_daemons(run.store, run.layout, specs, keeper, say)
         yield _hosts(run, clients)
     finally:
         keeper.close()

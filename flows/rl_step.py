@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from prefect import flow, get_run_logger
-from prefect.futures import PrefectFuture, wait
+from prefect.futures import PrefectFuture
 from prefect.utilities.annotations import allow_failure
 
 from cells.board import Board
@@ -59,7 +59,8 @@ def rl_step(root: str, run_id: str, step: int) -> int:
         raise
     finally:
         board.stop()
-        wait([manager, trainer])
+        manager.wait()
+        trainer.wait()
     prune_checkpoints(run, run.config.training.keep_checkpoints)
     done = StepDone(step=step, policy_version=version, seconds=time.monotonic() - began)
     run.store.write_record_once(run.layout.step_done(step), done)

@@ -11,21 +11,14 @@ from rich.console import Console
 
 from configs.load import ConfigError, load_config
 from configs.run import RunConfig
+from flows.console import ConfigOption, ExitCode, SetOption, failure
 from flows.roots import absolute_root
 from flows.server import ServerError, orchestration
 from storage.objects import StorageError
 from storage.run import Run, create_run, open_run
 
-_console = Console(highlight=False, soft_wrap=True)
-_BAD_CONFIG = 2
-_FAILED = 1
-_CANCELLED = 130
+_console = Console(highlight=False, soft_wrap=True, markup=False)
 
-ConfigOption = Annotated[str, typer.Option("--config", help="Preset name or path of a YAML file.")]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Change a setting: dotted.key=value. May be given many times."),
-]
 SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of the run.")]
 RootOption = Annotated[
     str | None, typer.Option("--root", help="Storage folder or URL instead of storage.root.")
@@ -63,8 +56,7 @@ def train(
     try:
         run = _resumed(resume, root) if resume else _created(config, settings, seed, name, root)
     except (ConfigError, StorageError) as error:
-        _console.print(f"[red]configuration:[/red] {error}", markup=True)
-        raise typer.Exit(_BAD_CONFIG) from None
+        raise failure(error) from None
     _console.print(f"run {run.run_id} in {run.store.url}")
     _start_and_follow(run, "train", {"run_id": run.run_id, "root": run.store.url})
 
@@ -85,8 +77,7 @@ def evaluate(
     try:
         opened = _resumed(run, root)
     except (ConfigError, StorageError) as error:
-        _console.print(f"[red]configuration:[/red] {error}", markup=True)
-        raise typer.Exit(_BAD_CONFIG) from None
+        raise failure(error) from None
     parameters = {"run_id": run, "root": opened.store.url, "version": version}
     _start_and_follow(opened, "evaluate", parameters)
 
@@ -124,14 +115,15 @@ def _start_and_follow(run: Run, flow: str, parameters: dict[str, Any]) -> None:
             _console.print(f"{prefect.ui_url}/runs/flow-run/{flow_run.id}")
             state = follow(flow_run.id, run, _console.print)
     except ServerError as error:
-        _console.print(f"[red]Prefect:[/red] {error}")
-        raise typer.Exit(_FAILED) from None
+        raise failure(error, "Prefect can't be used", ExitCode.FAILED) from None
     if state.is_completed():
         _print_summary(run)
         return
-    _console.print(f"[red]{flow} ended as {state.name}:[/red] {state.message or ''}")
-    _console.print(f"logs: {run.store.url}/{run.layout.prefix}/logs")
-    raise typer.Exit(_CANCELLED if state.is_cancelled() else _FAILED)
+    raise failure(
+        f"{state.message or ''}\nlogs: {run.store.url}/{run.layout.prefix}/logs",
+        f"{flow} ended as {state.name}",
+        ExitCode.CANCELLED if state.is_cancelled() else ExitCode.FAILED,
+    )
 
 
 def _print_summary(run: Run) -> None:

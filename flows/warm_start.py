@@ -7,7 +7,7 @@ from prefect.cache_policies import NO_CACHE
 
 from configs.model import ModelSource
 from storage.run import open_run
-from tasks.warm_start.build import build_policy, import_policy
+from tasks.warm_start.policies import import_policy
 
 
 @task(name="fit policy", cache_policy=NO_CACHE)
@@ -17,6 +17,9 @@ def fit_policy(root: str, run_id: str) -> str:
     logger = get_run_logger()
     if run.config.model.source is ModelSource.HF_DIRECTORY:
         return import_policy(run.store, run.config)
+    # Brings torch and transformers, seconds of start-up that no other part of a flow needs.
+    from tasks.warm_start.build import build_policy
+
     return build_policy(run.store, run.config, logger.info)
 
 
