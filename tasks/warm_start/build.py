@@ -5,43 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import random
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
-from cells.gateway.codec import Codec
 from cells.process import end_group, spawn
-from cells.replica.corpus import write_corpus
-from cells.replica.fit_plan import FitPlan, Phase
+from cells.replica.fit_plan import FitPlan
 from configs.run import RunConfig
 from storage.layout import policy_prefix
 from storage.objects import Store
-from tasks.warm_start.corpora import clean_lessons, drills, full_lessons, tokenizer_texts
 from tasks.warm_start.policies import has_policy, import_policy, keep_policy
-from tasks.warm_start.tokenizer import (
-    END_OF_TEXT,
-    END_OF_TURN,
-    QuickTokenizer,
-    learn_tokenizer,
-    save_tokenizer,
-)
 
 RECIPE = 1
 """Raise it when the same settings make another policy than before."""
-
-INITIAL_STD = 0.04
-DRILL_SEQUENCES = 24
-DRILL_MUON_RATE = 0.02
-DRILL_STOP_LOSS = 0.1
-MOST_HISTORIES = 4000
-"""Histories of a corpus; a longer phase sees them again. Making them takes time too."""
 
 _POLL_S = 0.2
 _TAIL_CHARS = 2000
@@ -92,6 +71,9 @@ def build_policy(store: Store, config: RunConfig, progress: Progress) -> str:
     if has_policy(store, key):
         progress(f"warm start: {key} is there already")
         return key
+    # Not at the top: it brings transformers, which takes seconds, and mostly nothing is to be made.
+    from tasks.warm_start.outfit import make_outfit, plan_fit
+
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gyre-warm-start-") as name:
         scratch = Path(name)
@@ -104,82 +86,6 @@ def build_policy(store: Store, config: RunConfig, progress: Progress) -> str:
         keep_policy(store, key, policy, f"warm start, recipe {RECIPE}")
     progress(f"warm start: {key} made in {time.monotonic() - began:.1f} s")
     return key
-
-
-def make_outfit(policy: Path, config: RunConfig) -> None:
-    """Write everything of an HF directory but the weights."""
-    policy.mkdir(parents=True)
-    shape = config.model.shape
-    tokenizer = learn_tokenizer(tokenizer_texts(config), shape.vocabulary)
-    save_tokenizer(tokenizer, policy)
-    pad, end = tokenizer.convert_tokens_to_ids([END_OF_TEXT, END_OF_TURN])
-    model = {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "vocab_size": len(tokenizer),
-        "num_hidden_layers": shape.layers,
-        "hidden_size": shape.hidden,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "intermediate_size": shape.ffn,
-        "max_position_embeddings": config.model.context,
-        "rope_theta": shape.rope_theta,
-        "rms_norm_eps": 1e-6,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "use_sliding_window": False,
-        "tie_word_embeddings": shape.tied,
-        "initializer_range": INITIAL_STD,
-        "bos_token_id": None,
-        "eos_token_id": end,
-        "pad_token_id": pad,
-        "torch_dtype": "float32",
-    }
-    generation = {"eos_token_id": [end, pad], "pad_token_id": pad, "do_sample": True}
-    for name, content in (("config.json", model), ("generation_config.json", generation)):
-        (policy / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def plan_fit(scratch: Path, policy: Path, config: RunConfig) -> FitPlan:
-    """Write the corpora of all phases and say how to fit to them."""
-    warm = config.warm_start
-    # Loaded back from its files, as the gateway will load it.
-    tokenizer = QuickTokenizer(AutoTokenizer.from_pretrained(str(policy), local_files_only=True))
-    codec = Codec(tokenizer, config.model.renderer)
-    rng = random.Random(f"warm start {RECIPE}")
-    lessons = (
-        ("drill", warm.drill_steps, DRILL_SEQUENCES, drills(tokenizer, rng)),
-        (
-            "clean",
-            warm.clean_steps,
-            warm.histories,
-            clean_lessons(config, codec, tokenizer, rng),
-        ),
-        ("full", warm.full_steps, warm.histories, full_lessons(config, codec, tokenizer, rng)),
-    )
-    phases = []
-    for name, steps, sequences, histories in lessons:
-        if not steps:
-            continue
-        path = scratch / f"{name}.safetensors"
-        count = min(steps * sequences, MOST_HISTORIES)
-        write_corpus(path, ((h.ids.tolist(), h.targets.tolist()) for h in islice(histories, count)))
-        drill = name == "drill"
-        phases.append(
-            Phase(
-                name=name,
-                data=str(path),
-                steps=steps,
-                sequences=sequences,
-                muon_rate=DRILL_MUON_RATE if drill else warm.muon_learning_rate,
-                adam_rate=warm.adam_learning_rate,
-                decay_share=0.0 if name != "full" else 0.5,
-                stop_loss=DRILL_STOP_LOSS if drill else 0.0,
-            )
-        )
-    return FitPlan(phases=tuple(phases), limit_s=warm.limit_s)
 
 
 def run_fit(
