@@ -1,0 +1,70 @@
+"""The loop harness as its own process, on a gateway: compaction, a sub-agent, a reroute."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import tasks.rollout.harnesses.loop as loop
+from storage.records import CallStatus
+from tests.cells.gateway.conftest import LIMIT_S, prompts
+
+
+def call(name: str, **arguments: str) -> dict:
+    return {"name": name, "arguments": arguments}
+
+
+async def test_loop_histories_splice(bench, engine, other, script, say, tmp_path: Path) -> None:
+    await bench.cell("a", engine)
+    execution = await bench.open()
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    instruction = tmp_path / "instruction"
+    instruction.write_text("file: a.py\nbeta(x): x plus 3")
+    script.say(
+        say("", call("write", path="a.py", content="def beta(x):\n    return x + 3\n")),
+        say("", call("task", prompt="file: a.py\ngama(x): x plus 4")),
+        say("", call("append", path="a.py", content="y = 1\n")),
+        say("no tool at all"),
+        say("", call("done")),
+        say("file: a.py\nall written"),
+        say("", call("run", path="a.py")),
+        say("", call("done")),
+    )
+    engine.hold_after = 20
+    argv = ["-I", loop.__file__, "--instruction-file", str(instruction), "--turns", "8"]
+    argv += ["--context-budget", "270", "--max-tokens", "150", "--sub-agents", "2"]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *argv,
+        cwd=workspace,
+        env={"OPENAI_BASE_URL": execution.base_url, "OPENAI_API_KEY": execution.key},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        await asyncio.wait_for(engine.reached.wait(), LIMIT_S)
+        await bench.cell("b", other)
+        await bench.cell("a", engine, state="leaving")
+        output, _ = await asyncio.wait_for(process.communicate(), 60)
+    finally:
+        if process.returncode is None:
+            process.kill()
+    assert process.returncode == 0, output.decode()
+    calls = bench.calls()
+    assert [(one.agent, one.kind.value, one.fork_reason) for one in calls] == [
+        ("main", "main", None),
+        ("main", "main", None),
+        ("task-1", "sub-agent", None),
+        ("task-1", "sub-agent", None),
+        ("task-1", "sub-agent", None),
+        ("main", "main-summary", None),
+        ("main", "main", "fresh history"),
+        ("main", "main", None),
+    ]
+    assert all(one.status is CallStatus.COMPLETE and one.cell == "b" for one in calls)
+    whole = prompts(calls)
+    seen = [request["input_ids"] for request in other.requests]
+    assert seen[1:] == [whole[one.call_id] for one in calls[1:]]
+    assert (workspace / "a.py").read_text().endswith("y = 1\n")
