@@ -129,7 +129,7 @@ class Commands:
     def _reduce(self, request: ReduceRequest) -> Answer:
         _, gradient = self._loaded()
         self._core()
-        key = self._key(request.step, request.update, gradient)
+        key = UpdateKey(request.step, request.update)
         return gradient.reduce(
             key, request.descriptor, request.micro_steps, self.settings.transfer_limit_s
         )
@@ -142,13 +142,14 @@ class Commands:
     def _step(self, request: StepRequest) -> Answer:
         policy, gradient = self._loaded()
         optimizer = self._core()
-        key = self._key(request.step, request.update, gradient)
+        key = UpdateKey(request.step, request.update)
         if gradient.key is None:
-            if self._stepped is not None and self._stepped[0].update == request.update:
+            if self._stepped is not None and key.fits(self._stepped[0]):
                 return self._stepped[1]  # the answer was lost on its way
             raise ReplicaError(f"{key}: no micro-steps in the gradient")
-        if gradient.key != key:
+        if not key.fits(gradient.key):
             raise ReplicaError(f"the gradient is of {gradient.key}, not of {key}")
+        stepped = gradient.key
         for group in optimizer.param_groups:
             group["lr"] = request.learning_rate
         norm = apply_gradient(
@@ -156,7 +157,7 @@ class Commands:
         )
         gradient.discard()
         answer = {"version": policy.version, "grad_norm": norm, "skipped": norm is None}
-        self._stepped = (key, answer)
+        self._stepped = (stepped, answer)
         return answer
 
     def _publish(self, request: Empty) -> Answer:
@@ -298,11 +299,6 @@ class Commands:
         if self._optimizer is None:
             raise ReplicaError("this replica is a satellite; only the core does that")
         return self._optimizer
-
-    def _key(self, step: int | None, update: int, gradient: Gradient) -> UpdateKey:
-        if step is None:
-            step = gradient.key.step if gradient.key is not None else 0
-        return UpdateKey(step, update)
 
     def _samples(
         self, requests: tuple[SampleRequest, ...], policy: Policy

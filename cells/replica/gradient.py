@@ -27,13 +27,19 @@ Answer = dict[str, Any]
 
 @dataclass(frozen=True)
 class UpdateKey:
-    """Which update of which step; its text is for people."""
+    """Which update of which step; a command that does not name the step goes with any."""
 
-    step: int
+    step: int | None
     update: int
 
+    def fits(self, other: UpdateKey | None) -> bool:
+        """Whether both can mean the same update."""
+        if other is None or self.update != other.update:
+            return False
+        return self.step is None or other.step is None or self.step == other.step
+
     def __str__(self) -> str:
-        return f"update {self.update} of step {self.step}"
+        return f"update {self.update}" + ("" if self.step is None else f" of step {self.step}")
 
 
 @dataclass
@@ -89,7 +95,7 @@ class Gradient:
                 failed, then the gradient was dropped.
         """
         known = self.answers.get(micro_step)
-        if known is not None and self.key == key:
+        if known is not None and key.fits(self.key):
             return known
         self._expect(key)
         if micro_step in self.answers:
@@ -122,7 +128,7 @@ class Gradient:
             "seconds": time.monotonic() - began,
             "stats": dict(stats),
         }
-        self.key = key
+        self._take(key)
         self.answers[micro_step] = answer
         return answer
 
@@ -155,7 +161,7 @@ class Gradient:
         """
         began = time.monotonic()
         present = [name for name in micro_steps if name in self.answers]
-        if self.key == key and len(present) == len(micro_steps):
+        if key.fits(self.key) and len(present) == len(micro_steps):
             return {"bytes": 0, "seconds": 0.0, "micro_steps": list(micro_steps)}
         self._expect(key)
         if present:
@@ -171,7 +177,7 @@ class Gradient:
             )
         payload = self.endpoint.read(descriptor, limit_s=limit_s)
         self.policy.flat.gradients.add_(payload.view(torch.float32))
-        self.key = key
+        self._take(key)
         self.answers.update(dict.fromkeys(micro_steps))
         return {
             "bytes": descriptor.nbytes,
@@ -180,10 +186,14 @@ class Gradient:
         }
 
     def _expect(self, key: UpdateKey) -> None:
-        if self.key is not None and self.key != key:
+        if self.key is not None and not key.fits(self.key):
             raise ReplicaError(
                 f"the gradient is of {self.key}; step, release or discard it before {key}"
             )
+
+    def _take(self, key: UpdateKey) -> None:
+        if self.key is None or self.key.step is None:
+            self.key = key
 
 
 def apply_gradient(

@@ -38,7 +38,7 @@ class UpdateRequest(Section):
 
 class ReduceRequest(Section):
     step: int | None = None
-    """Of the update; left out, the one that the gradient here belongs to."""
+    """Of the update; left out, it goes with any."""
     update: int = COUNT
     descriptor: Descriptor
     micro_steps: tuple[str, ...] = Field(max_length=1 << 20)
