@@ -1,13 +1,33 @@
-"""A simulated cell: its role, who is bound to it, and what it did when."""
+"""A simulated cell and its sessions: its role, who is bound to it, and what it did when."""
 
 from __future__ import annotations
 
 import simpy
 
 from cells.scheduler import CellView, Role
+from cells.simulation.executions import Execution
 from cells.simulation.outcome import Interval
-from cells.simulation.serving import ServingCell
+from cells.simulation.serving import Request, ServingCell
 from cells.simulation.workload import Workload
+
+
+class Session:
+    """A live execution: the cell it is bound to and what that cell holds of its context."""
+
+    __slots__ = ("admitted", "cell", "cold", "context", "execution", "queued_at", "request",
+                 "reroutes", "started_at")  # fmt: skip
+
+    def __init__(self, env: simpy.Environment, execution: Execution) -> None:
+        """A queued execution."""
+        self.execution = execution
+        self.admitted = env.event()
+        self.cell: Cell | None = None
+        self.request: Request | None = None
+        self.context = 0.0
+        self.cold = 0.0
+        self.reroutes = 0
+        self.queued_at = env.now
+        self.started_at = env.now
 
 
 class Cell:
@@ -20,7 +40,7 @@ class Cell:
         self.is_core = number == 0
         self.capacity = workload.cells.capacity
         self.serving = ServingCell(env, workload.serving)
-        self.sessions: dict[object, None] = {}
+        self.sessions: dict[Session, None] = {}
         self.role = Role.ROLLOUT
         self.target: Role | None = None
         self.since = env.now

@@ -122,7 +122,7 @@ def workload_on(hardware: Hardware, workload: Workload, size: int) -> Workload:
     alone = workload.serving.decode_tokens_per_s
     capacity = _capacity(hardware, size)
     half = max(1.0, size * hardware.decode_tokens_per_s / alone)
-    changes = {
+    changes: dict[str, dict[str, float]] = {
         "serving": {
             "half_concurrency": half,
             "prefill_tokens_per_s": flops / (2 * hardware.active_parameters_b * 1e9),

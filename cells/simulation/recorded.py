@@ -103,7 +103,7 @@ def read_recording(run: Run) -> Recording:
 
 def _settings(name: str, config: RunConfig, recording: Recording) -> dict[str, Any]:
     """The workload file that the recording amounts to, sources included."""
-    settings = {
+    settings: dict[str, dict[str, Any]] = {
         "durations": {"kind": "recorded", "seconds": _durations(recording)},
         "execution": _execution(config, recording),
         "serving": _serving(config, recording),

@@ -72,7 +72,7 @@ def comparison_value(comparison: Comparison) -> dict[str, Any]:
 
 def comparison_rows(comparison: Comparison) -> list[tuple[str, ...]]:
     """A row for each policy, under `COMPARISON_COLUMNS`."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, outcomes in comparison.outcomes.items():
         hours = comparison.hours(name)
         over = "elastic" in comparison.outcomes

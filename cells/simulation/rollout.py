@@ -9,7 +9,7 @@ from typing import Any
 import simpy
 
 from cells.scheduler import Role
-from cells.simulation.cell import Cell
+from cells.simulation.cell import Cell, Session
 from cells.simulation.executions import Execution
 from cells.simulation.outcome import Ended
 from cells.simulation.workload import ServingModel
@@ -17,25 +17,6 @@ from cells.simulation.workload import ServingModel
 
 class SimulationError(RuntimeError):
     """A policy broke a rule: it left live work without a cell that serves, or never ends."""
-
-
-class Session:
-    """A live execution: the cell it is bound to and what that cell holds of its context."""
-
-    __slots__ = ("admitted", "cell", "cold", "context", "execution", "queued_at", "request",
-                 "reroutes", "started_at")  # fmt: skip
-
-    def __init__(self, env: simpy.Environment, execution: Execution) -> None:
-        """A queued execution."""
-        self.execution = execution
-        self.admitted = env.event()
-        self.cell: Cell | None = None
-        self.request: Any = None
-        self.context = 0.0
-        self.cold = 0.0
-        self.reroutes = 0
-        self.queued_at = env.now
-        self.started_at = env.now
 
 
 class Rollout:

@@ -1,0 +1,174 @@
+"""A simulated run conserves work, obeys the rules and is reproducible, under every policy."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+
+from cells.scheduler import POLICY_NAMES, Move, Pipeline, Role, Snapshot
+from cells.simulation.bounds import colocate_limit, lower_bounds
+from cells.simulation.compare import compare, policy_for
+from cells.simulation.engine import simulate
+from cells.simulation.executions import Draws
+from cells.simulation.outcome import Outcome
+from cells.simulation.rollout import SimulationError
+from cells.simulation.workload import Workload
+from tests.cells.simulation.conftest import small_workload
+
+EVERY = pytest.mark.parametrize("policy", POLICY_NAMES)
+
+
+def run(workload: Workload, policy: str, seed: int = 0) -> Outcome:
+    return simulate(workload, policy_for(workload, policy), seed)
+
+
+@EVERY
+def test_every_execution_ends_and_every_token_is_trained_once(small: Workload, policy: str) -> None:
+    outcome = run(small, policy)
+    drawn = [e for q in range(small.batch.queries) for e in Draws(small, 0).query(q)]
+    assert len(outcome.executions) == len(drawn)
+    assert outcome.tokens == pytest.approx(sum(execution.tokens for execution in drawn))
+    assert len(outcome.updates) == small.batch.updates
+    assert outcome.training_busy_s * small.training.tokens_per_s == pytest.approx(outcome.tokens)
+
+
+@EVERY
+def test_the_same_seed_gives_the_same_run(small: Workload, policy: str) -> None:
+    assert run(small, policy) == run(small, policy)
+    assert run(small, policy, 1) != run(small, policy)
+
+
+@EVERY
+def test_the_intervals_of_a_cell_cover_the_run_without_a_gap(small: Workload, policy: str) -> None:
+    outcome = run(small, policy)
+    by_cell = defaultdict(list)
+    for interval in outcome.intervals:
+        by_cell[interval.cell_id].append(interval)
+    assert len(by_cell) == small.cells.count
+    for intervals in by_cell.values():
+        assert intervals[0].start == 0
+        assert intervals[-1].end == outcome.seconds
+        ends = [interval.end for interval in intervals]
+        assert ends[:-1] == [interval.start for interval in intervals[1:]]
+
+
+@EVERY
+def test_no_policy_beats_its_bounds(small: Workload, policy: str) -> None:
+    lag = policy_for(small, policy).pipeline.lag
+    for seed in range(3):
+        bound = lower_bounds(small, seed)
+        assert bound.for_lag(lag) <= run(small, policy, seed).seconds
+        assert bound.work_s <= bound.burst_s
+
+
+def test_bursts_have_their_staleness_exactly_and_the_window_nearly() -> None:
+    workload = small_workload(batch__updates=40)
+    for policy in ("colocate", "elastic"):
+        assert run(workload, policy).mean_staleness == 1.5
+    for policy in ("async", "async_streaming"):
+        assert run(workload, policy).mean_staleness == pytest.approx(1.5, abs=0.2)
+
+
+def test_a_lag_of_a_whole_step_is_one_step_more_stale() -> None:
+    workload = small_workload(batch__async_launch="steps", batch__updates=40)
+    # The first step has nothing before it; streaming trains groups before their step has ended.
+    assert run(workload, "async").mean_staleness == pytest.approx(5.5 - 4 / 10, abs=0.01)
+    assert run(workload, "async_streaming").mean_staleness < 5.1
+
+
+def test_a_fixed_split_never_switches_and_colocate_twice_a_burst(small: Workload) -> None:
+    assert run(small, "async").switches == small.cells.async_training_cells
+    bursts = small.batch.updates // small.batch.updates_per_burst
+    # The last switch back is not waited for.
+    assert run(small, "colocate").switches == (2 * bursts - 1) * small.cells.count
+    assert run(small, "elastic").switches <= (2 * bursts) * small.cells.count
+
+
+def test_elastic_reroutes_without_losing_work_and_pays_for_a_cold_prefix() -> None:
+    warm = run(small_workload(serving__kv_kept_on_reroute=1.0), "elastic")
+    cold_workload = small_workload(
+        serving__kv_kept_on_reroute=0.0, serving__prefill_tokens_per_s=50.0
+    )
+    warm_workload = small_workload(
+        serving__kv_kept_on_reroute=1.0, serving__prefill_tokens_per_s=50.0
+    )
+    assert any(ended.reroutes for ended in warm.executions)
+    cold, warm = run(cold_workload, "elastic"), run(warm_workload, "elastic")
+    assert cold.tokens == pytest.approx(warm.tokens)
+    assert sum(e.active_s for e in cold.executions) > sum(e.active_s for e in warm.executions)
+
+
+def test_timeouts_cut_the_same_work_whatever_the_load() -> None:
+    ample = small_workload(durations__hung_share=0.2)
+    tight = small_workload(durations__hung_share=0.2, cells__capacity=2)
+    first, second = run(ample, "colocate"), run(tight, "colocate")
+    assert first.tokens == pytest.approx(second.tokens)
+    count = sum(e.timed_out for e in first.executions)
+    assert count == sum(e.timed_out for e in second.executions) > 0
+    assert sum(e.waited_s for e in second.executions) > sum(e.waited_s for e in first.executions)
+
+
+def test_elastic_gains_at_most_what_the_bound_allows() -> None:
+    for count in (2, 4, 6):
+        for speed in (100.0, 300.0, 900.0):
+            workload = small_workload(
+                cells__count=count, cells__capacity=12, training__tokens_per_s=speed
+            )
+            comparison = compare(workload, (0, 1), ("colocate", "elastic"))
+            assert comparison.ratio("colocate", "elastic").high <= colocate_limit(count)
+
+
+def test_short_tasks_have_little_to_gain() -> None:
+    workload = small_workload(
+        durations__median_s=30.0, execution__block_s=30.0, training__tokens_per_s=2000.0
+    )
+    gain = compare(workload, (0, 1, 2), ("colocate", "elastic")).ratio("colocate", "elastic")
+    assert gain.median < 1.25
+
+
+def test_one_cell_serves_and_trains_in_turn() -> None:
+    workload = small_workload(cells__count=1, cells__capacity=32)
+    comparison = compare(workload, (0,))
+    assert set(comparison.outcomes) == {"colocate", "elastic"}
+    elastic, colocate = comparison.outcomes["elastic"][0], comparison.outcomes["colocate"][0]
+    assert elastic.seconds == pytest.approx(colocate.seconds)
+
+
+def test_events_grow_in_proportion_to_the_executions() -> None:
+    counts = {}
+    for executions in (4, 8, 16, 32):
+        workload = small_workload(
+            batch__executions_per_query=executions, cells__capacity=2 * executions
+        )
+        outcome = run(workload, "elastic")
+        counts[executions] = outcome.events / len(outcome.executions)
+    assert max(counts.values()) < 1.5 * min(counts.values())
+
+
+class _Careless:
+    """Sends every cell to training, whoever lives."""
+
+    name = "careless"
+    pipeline = Pipeline(lag=0, streaming=True)
+
+    def decide(self, snapshot: Snapshot) -> tuple[Move, ...]:
+        return tuple(Move(c.cell_id, Role.TRAINING, "") for c in snapshot.serving())
+
+
+class _Idle(_Careless):
+    """Never moves anything, so that nothing is ever trained."""
+
+    def decide(self, snapshot: Snapshot) -> tuple[Move, ...]:
+        return ()
+
+
+def test_a_policy_that_abandons_live_work_is_found_out(small: Workload) -> None:
+    with pytest.raises(SimulationError, match="nobody serves"):
+        simulate(small, _Careless())
+
+
+def test_a_policy_that_never_ends_is_found_out() -> None:
+    workload = small_workload(batch__updates=4, batch__executions_per_query=1)
+    with pytest.raises(SimulationError, match="does not end"):
+        simulate(workload, _Idle())
