@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import pytest
 
 from cells.serving.flags import EngineSettings
@@ -128,7 +129,10 @@ def sglang_server(
         try:
             yield EngineAddress(engine.url, engine.token)
         finally:
+            family = psutil.Process(engine.pid).children(recursive=True)
             runner.run(engine.close())
+            _, alive = psutil.wait_procs(family, timeout=5)
+            assert not [process for process in alive if process.status() != "zombie"]
 
 
 def make_run(folder: Path, *overrides: str) -> Run:

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cells.daemon import Daemon, StaleEpochError
-from cells.host.cell import Cell, UnknownCommandError, VersionAbsentError
+from cells.host.cell import Cell, SwitchLateError, UnknownCommandError, VersionAbsentError
 from cells.host.roles import HostRole, WrongRoleError
 from cells.process import cpu_seconds
 from cells.replica.client import ReplicaDeadError, ReplicaDeadlineError, ReplicaRefusedError
@@ -138,7 +138,7 @@ def _code(error: Exception) -> int:
             return 404
         case WrongRoleError() | VersionAbsentError() | ReplicaRefusedError():
             return 422
-        case EngineLateError() | ReplicaDeadlineError():
+        case SwitchLateError() | EngineLateError() | ReplicaDeadlineError():
             return 504
         case EngineGoneError() | ReplicaDeadError():
             return 503

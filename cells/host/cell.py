@@ -39,6 +39,10 @@ class UnknownCommandError(ValueError):
     """No such command of a replica."""
 
 
+class SwitchLateError(RuntimeError):
+    """A switch did not end before its deadline; the cell is in the role that it had, or failed."""
+
+
 class VersionAbsentError(RuntimeError):
     """The replica does not hold the weights that the engine is to serve."""
 
@@ -121,6 +125,7 @@ class Cell:
             StaleEpochError: a newer epoch has been seen, also while this waited for another switch.
             WrongRoleError: the cell is starting or has failed.
             VersionAbsentError: the replica does not hold ``version``.
+            SwitchLateError: not done in time.
             EngineError, ReplicaCallError: a process refused, died or was too slow.
         """
         async with self._turn(epoch):
@@ -180,17 +185,28 @@ class Cell:
     async def _turn(self, epoch: int) -> AsyncIterator[None]:
         """One switch at a time; one that waited is refused when a newer epoch came meanwhile."""
         self.fence.admit(epoch)
-        async with self._switching:
+        try:
+            await asyncio.wait_for(self._switching.acquire(), self._switch_limit_s)
+        except TimeoutError:
+            raise SwitchLateError("another switch did not end in time") from None
+        try:
             if epoch < self.fence.epoch:
                 raise StaleEpochError(f"epoch {epoch} is older than {self.fence.epoch}")
             yield
+        finally:
+            self._switching.release()
 
     @asynccontextmanager
     async def _switch(self, to: HostRole) -> AsyncIterator[None]:
         before = self.roles.role
         self.roles.begin(to)
         try:
-            yield
+            async with asyncio.timeout(self._switch_limit_s):
+                yield
+        except TimeoutError:
+            late = SwitchLateError(f"not in {to} within {self._switch_limit_s:g} s")
+            await self._go_back(before, late)
+            raise late from None
         except Exception as error:
             await self._go_back(before, error)
             raise
@@ -216,6 +232,7 @@ class Cell:
         answer = await self.replica.call("export", {"path": str(path)}, self._switch_limit_s)
         self.replica_version = int(answer["version"])
         if self.replica_version != version:
+            await asyncio.to_thread(self._exports.fresh, version)
             raise VersionAbsentError(
                 f"the engine is to serve version {version}, the replica holds "
                 f"{self.replica_version}; pull or load it first"

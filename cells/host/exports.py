@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 MEMORY = Path("/dev/shm")
+PREFIX = "gyre-"
+LOCK = "owner.lock"
 ROOM_FACTOR = 3
 """Two versions exist at once during an update; the third part is for others."""
 ROOM_SPARE_BYTES = 64 << 20
@@ -16,14 +20,17 @@ ROOM_SPARE_BYTES = 64 << 20
 class Exports:
     """Folder of one cell's exported weights, in memory where there is room, else on disk.
 
-    The folder's name follows from root, run and cell, so that what a host that was killed left
-    behind is removed by the next one.
+    Its owner holds a lock in it as long as it lives, so that what killed hosts left in memory is
+    found and removed by the next host, of whatever run.
 
     Args:
         root: URL of the store, which tells apart runs of the same name.
         scratch: folder on disk to use instead of memory.
         policy: HF directory whose size is that of an export.
         memory: a memory file system.
+
+    Raises:
+        BlockingIOError: another host of this cell lives.
     """
 
     def __init__(
@@ -36,13 +43,14 @@ class Exports:
         policy: Path,
         memory: Path = MEMORY,
     ) -> None:
-        store = hashlib.sha256(root.encode()).hexdigest()[:8]
-        name = re.sub(r"[^A-Za-z0-9._-]", "_", f"gyre-{run_id}-{cell}-{store}")
-        in_memory = memory / name
-        shutil.rmtree(in_memory, ignore_errors=True)
-        shutil.rmtree(scratch, ignore_errors=True)
-        self.folder = in_memory if _has_room(memory, policy) else scratch
-        self.folder.mkdir(parents=True)
+        _remove_abandoned(memory)
+        digest = hashlib.sha256(f"{root} {run_id}".encode()).hexdigest()[:8]
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", f"{PREFIX}{run_id[:48]}-{cell}-{digest}")
+        self.folder = memory / name if _has_room(memory, policy) else scratch
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = open(self.folder / LOCK, "wb")  # noqa: SIM115 - held until close
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self.keep_only(None)
 
     def fresh(self, version: int) -> Path:
         """An empty place for a version; what an earlier attempt left there is removed."""
@@ -50,14 +58,24 @@ class Exports:
         shutil.rmtree(path, ignore_errors=True)
         return path
 
-    def keep_only(self, version: int) -> None:
+    def keep_only(self, version: int | None) -> None:
         """Remove all others. The one that an engine serves stays: it goes back to it on failure."""
-        for path in self.folder.iterdir():
+        for path in self.folder.glob("v*"):
             if path.name != f"v{version}":
                 shutil.rmtree(path, ignore_errors=True)
 
     def close(self) -> None:
+        """Remove the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
+        self._lock.close()
+
+
+def _remove_abandoned(memory: Path) -> None:
+    """Remove the folders in memory whose owner is dead: nobody holds their lock."""
+    for lock in memory.glob(f"{PREFIX}*/{LOCK}"):
+        with suppress(OSError), open(lock, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent, ignore_errors=True)
 
 
 def _has_room(memory: Path, policy: Path) -> bool:

@@ -59,7 +59,7 @@ class EngineClient:
         await self._http.close()
 
     async def wait_ready(self, limit_s: float, failure: Callable[[], str]) -> None:
-        """Wait until the server has answered a generation of one token.
+        """Wait until the server has answered a generation of one token, and takes our key.
 
         Args:
             failure: why its process ended; empty while it lives.
@@ -67,16 +67,18 @@ class EngineClient:
         Raises:
             EngineGoneError: the process ended.
             EngineLateError: not ready within ``limit_s``.
+            EngineRefusedError: another server answers at this address.
         """
         try:
             async with asyncio.timeout(limit_s):
                 while True:
-                    with suppress(EngineError):
-                        await self._call("GET", "/health", None, PROBE_LIMIT_S)
-                        return
                     if failure():
                         raise EngineGoneError(f"{self.url}: {failure()}")
+                    with suppress(EngineError):
+                        await self._call("GET", "/health", None, PROBE_LIMIT_S)
+                        break
                     await asyncio.sleep(POLL_S)
+                await self._resume()
         except TimeoutError:
             raise EngineLateError(f"{self.url}: not ready within {limit_s:g} s") from None
 

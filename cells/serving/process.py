@@ -1,12 +1,16 @@
-"""A server as a child process: started, watched, ended with all its own children."""
+"""A server as a child process: started, watched, ended with all its own children and files."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import random
+import shutil
 import socket
 import subprocess
+import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from cells.process import end_group, spawn
@@ -15,12 +19,24 @@ from cells.serving.flags import EngineSettings, engine_argv, engine_environment
 
 LOG_LINES = 15
 END_GRACE_S = 3.0
+PORTS = range(15_000, 32_000)
+PORT_TRIES = 200
+_LOADS = "/dev/shm/sglang_loads_"
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that is free now. SGLang can't be given a listening socket."""
-    with socket.create_server((host, 0)) as listener:
-        return int(listener.getsockname()[1])
+    """A port that is free now, below those that the kernel gives to outgoing connections.
+
+    SGLang can't be given a listening socket and binds only after its imports: a port from the
+    kernel's range could be taken meanwhile by any client on the machine.
+
+    Raises:
+        OSError: none was free in many tries.
+    """
+    for port in random.SystemRandom().sample(PORTS, PORT_TRIES):
+        with suppress(OSError), socket.create_server((host, port)):
+            return port
+    raise OSError(f"no free port on {host} between {PORTS.start} and {PORTS.stop}")
 
 
 def log_tail(log: Path, lines: int = LOG_LINES) -> str:
@@ -46,11 +62,11 @@ class EngineProcess:
     def __init__(self, settings: EngineSettings, *, cpus: Sequence[int], log: Path) -> None:
         self.settings = settings
         self._log = log
+        # SGLang leaves the sockets between its processes where temporary files go.
+        self._temporary = Path(tempfile.mkdtemp(prefix="gyre-engine-"))
+        environment = engine_environment(settings, os.environ) | {"TMPDIR": str(self._temporary)}
         self._process: subprocess.Popen[bytes] = spawn(
-            engine_argv(settings),
-            env=engine_environment(settings, os.environ),
-            log=log,
-            cpus=cpus,
+            engine_argv(settings), env=environment, log=log, cpus=cpus
         )
         self._client = EngineClient(settings.url, settings.admin_key)
         self._closed = False
@@ -92,9 +108,24 @@ class EngineProcess:
         await self._client.update_weights(path, version, limit_s)
 
     async def close(self) -> None:
-        """End the server and its children. Safe to call again."""
+        """End the server and its children, remove its files. Safe to call again."""
         await self._client.close()
         if not self._closed:
-            await asyncio.to_thread(end_group, self.pid, END_GRACE_S)
-            self._process.poll()
             self._closed = True
+            await asyncio.to_thread(self._end)
+
+    def _end(self) -> None:
+        shared = _shared_files(self.pid)
+        end_group(self.pid, END_GRACE_S)
+        self._process.poll()
+        shutil.rmtree(self._temporary, ignore_errors=True)
+        for path in shared:
+            path.unlink(missing_ok=True)
+
+
+def _shared_files(pid: int) -> set[Path]:
+    """SGLang's load counters in shared memory, under a random name that it never removes."""
+    with suppress(OSError):
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        return {Path(line[line.index(_LOADS) :]) for line in lines if _LOADS in line}
+    return set()

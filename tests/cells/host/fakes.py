@@ -98,7 +98,7 @@ def _write_weights(folder: Path) -> None:
 class FakeCell:
     """A cell on fakes. ``said`` has all calls to both in order."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, switch_limit_s: float = 10) -> None:
         self.said: list[str] = []
         self.engine = FakeEngine(self.said)
         self.replica = FakeReplica(self.said)
@@ -116,7 +116,7 @@ class FakeCell:
             replica=self.replica,
             exports=self.exports,
             version=0,
-            switch_limit_s=10,
+            switch_limit_s=switch_limit_s,
             compute_limit_s=10,
         )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cells.daemon import StaleEpochError
-from cells.host.cell import UnknownCommandError, VersionAbsentError
+from cells.host.cell import SwitchLateError, UnknownCommandError, VersionAbsentError
 from cells.host.roles import HostRole, WrongRoleError
 from cells.serving.engine import EngineGoneError, EngineLateError, EngineRefusedError
 from tests.cells.host.fakes import FakeCell
@@ -43,7 +43,7 @@ async def test_there_and_back(fake: FakeCell) -> None:
     assert fake.take() == ["replica export", "engine update", "replica sleep"]
     assert (fake.cell.roles.role, fake.cell.engine_version) == (ROLLOUT, 1)
     assert [switch.to for switch in fake.cell.roles.switches] == [TRAINING, ROLLOUT]
-    assert [path.name for path in fake.exports.folder.iterdir()] == ["v1"]
+    assert [path.name for path in fake.exports.folder.glob("v*")] == ["v1"]
 
 
 async def test_nothing_is_done_twice(fake: FakeCell) -> None:
@@ -65,7 +65,9 @@ async def test_a_new_version_in_role_rollout(fake: FakeCell) -> None:
     await fake.cell.command(1, "pull", {"descriptor": {"version": 5}})
     await fake.cell.set_version(1, 5)
     assert fake.cell.engine_version == 5
-    assert [path.name for path in fake.exports.folder.iterdir()] == ["v5"], "older ones are removed"
+    assert [path.name for path in fake.exports.folder.glob("v*")] == ["v5"], (
+        "older ones are removed"
+    )
 
 
 async def test_a_version_that_the_replica_lacks_is_refused(fake: FakeCell) -> None:
@@ -113,6 +115,18 @@ async def test_a_late_update_that_took_effect_is_noticed(fake: FakeCell) -> None
     with pytest.raises(EngineLateError):
         await fake.cell.set_version(1, 2)
     assert fake.cell.engine_version == 2
+
+
+async def test_a_switch_has_a_deadline(tmp_path: Path) -> None:
+    fake = FakeCell(tmp_path, switch_limit_s=0.2)
+    await fake.cell.start()
+    fake.engine.hold.clear()
+    with pytest.raises(SwitchLateError, match=r"not in training within 0\.2 s"):
+        await fake.cell.change_role(1, TRAINING, None)
+    assert fake.cell.roles.role is ROLLOUT
+    fake.engine.hold.set()
+    await fake.cell.change_role(1, TRAINING, None)
+    assert fake.cell.roles.role is TRAINING
 
 
 async def test_an_engine_that_is_gone_fails_the_cell(fake: FakeCell) -> None:

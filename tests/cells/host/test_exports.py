@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from cells.host.exports import Exports
 
@@ -22,19 +25,31 @@ def test_memory_is_used_where_it_exists(tmp_path: Path) -> None:
     memory.mkdir()
     exports = make(tmp_path, memory)
     assert exports.folder.parent == memory
+    exports.close()
+    assert not exports.folder.exists()
     assert make(tmp_path, tmp_path / "none").folder == tmp_path / "scratch"
 
 
-def test_the_remains_of_a_killed_host_are_removed(tmp_path: Path) -> None:
+def test_the_remains_of_a_killed_host_are_removed_by_any_other(tmp_path: Path) -> None:
     memory = tmp_path / "memory"
     memory.mkdir()
-    killed = make(tmp_path, memory)
-    killed.fresh(3).mkdir()
-    again = make(tmp_path, memory)
-    assert again.folder == killed.folder
-    assert list(again.folder.iterdir()) == []
-    other = make(tmp_path, memory, root="other")
-    assert other.folder != again.folder, "a run of the same name in another store"
+    living, killed = make(tmp_path, memory), make(tmp_path, memory, root="other")
+    for exports in (living, killed):
+        exports.fresh(3).mkdir()
+    killed._lock.close()  # what the kernel does when its owner dies
+    make(tmp_path, memory, root="third")
+    assert (living.folder / "v3").exists()
+    assert not killed.folder.exists()
+
+
+def test_a_second_host_of_a_cell_is_refused(tmp_path: Path) -> None:
+    first = make(tmp_path, tmp_path / "none")
+    first.fresh(1).mkdir()
+    with pytest.raises(BlockingIOError):
+        make(tmp_path, tmp_path / "none")
+    assert (first.folder / "v1").exists()
+    first.close()
+    assert not make(tmp_path, tmp_path / "none").fresh(1).exists()
 
 
 def test_a_half_written_version_is_not_written_into(tmp_path: Path) -> None:
@@ -44,12 +59,9 @@ def test_a_half_written_version_is_not_written_into(tmp_path: Path) -> None:
     assert not exports.fresh(1).exists()
 
 
-def test_too_little_room_means_disk(tmp_path: Path, monkeypatch: object) -> None:
-    import shutil
-    from collections import namedtuple
-
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 9, 1))  # type: ignore[attr-defined]
+def test_too_little_room_means_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = SimpleNamespace(total=10, used=9, free=1)
+    monkeypatch.setattr("cells.host.exports.shutil.disk_usage", lambda path: full)
     memory = tmp_path / "memory"
     memory.mkdir()
     assert make(tmp_path, memory).folder == tmp_path / "scratch"

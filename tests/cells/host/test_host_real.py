@@ -183,7 +183,7 @@ def test_an_update_reaches_the_engine(host: Host, client: DaemonClient) -> None:
     assert (status["role"], status["engine"]["version"]) == ("rollout", 1)
     answer = generate(client)
     (folder,) = exports(host.run)
-    assert [path.name for path in folder.iterdir()] == ["v1"]
+    assert [path.name for path in folder.glob("v*")] == ["v1"]
     model = Qwen3ForCausalLM.from_pretrained(folder / "v1", dtype=torch.float32)
     ids = torch.tensor([list(range(20, 40)) + answer["output_ids"]])
     with torch.no_grad():
@@ -240,11 +240,15 @@ def test_a_host_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path) ->
     assert exports(run) == []
 
 
-def test_children_of_a_host_that_is_killed_while_it_starts(
-    tiny_policy: Path, tmp_path: Path
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_children_of_a_host_that_is_ended_while_it_starts(
+    number: signal.Signals, tiny_policy: Path, tmp_path: Path
 ) -> None:
     host = Host(make_run(tmp_path), tiny_policy)
     wait(lambda: len(host.family()) >= 2)
     processes = host.family()
-    host.kill()
+    os.kill(host.process.pid, number)
+    host.process.wait(LIMIT_S)
     wait(lambda: not alive(processes), LIMIT_S)
+    if number is signal.SIGTERM:
+        assert exports(host.run) == []

@@ -117,6 +117,8 @@ async def test_control_needs_the_key(sglang_server: EngineAddress, tiny_policy: 
         with pytest.raises(EngineRefusedError, match="401"):
             await client.update_weights(tiny_policy, 1, LIMIT_S)
         assert await client.version() == 0
+        with pytest.raises(EngineRefusedError, match="401"):
+            await client.wait_ready(LIMIT_S, lambda: "")
 
 
 async def test_absent_and_silent_servers_are_typed_errors() -> None:
