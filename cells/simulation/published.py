@@ -88,11 +88,12 @@ def compare_published(
         name: compare(workload, seeds, progress=progress)
         for name, workload in published_workloads().items()
     }
-    rows = tuple(_row(figure, comparisons[figure.workload]) for figure in published_figures())
+    rows = tuple(row_for(figure, comparisons[figure.workload]) for figure in published_figures())
     return rows, tuple(comparisons.values())
 
 
-def _row(figure: Figure, comparison: Comparison) -> Row:
+def row_for(figure: Figure, comparison: Comparison) -> Row:
+    """The simulated value of a figure."""
     limit = None
     if figure.kind is Kind.HOURS:
         simulated = comparison.hours(figure.baseline)
