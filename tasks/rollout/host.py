@@ -8,16 +8,17 @@ import logging
 import os
 import subprocess
 import tempfile
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
 import orjson
-from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cells.daemon import Daemon
+from storage.objects import StorageError
 from storage.records import ExecutionSpec, RecordError, decode
 from storage.run import Run, open_run
 from tasks.problems.source import make_source
@@ -30,6 +31,10 @@ from tasks.rollout.sessions import GatewaySessions
 from tasks.rollout.snapshot import remove_tree
 
 _LONGEST_POLL_S = 60.0
+_BODY_BYTES = 1 << 20
+
+
+Handler = Callable[[Request], Awaitable[Response]]
 
 
 class HostRoutes:
@@ -42,50 +47,50 @@ class HostRoutes:
     def routes(self) -> list[Route]:
         path = "/executions/{execution_id}"
         return [
-            Route(path, self._put, methods=["PUT"]),
-            Route(path, self._get, methods=["GET"]),
-            Route(path, self._delete, methods=["DELETE"]),
-            Route("/state", self._state, methods=["GET"]),
+            Route(path, self._guard(self._put), methods=["PUT"]),
+            Route(path, self._guard(self._get), methods=["GET"]),
+            Route(path, self._guard(self._delete), methods=["DELETE"]),
+            Route("/state", self._guard(self._state), methods=["GET"]),
         ]
 
+    def _guard(self, handler: Handler) -> Handler:
+        async def guarded(request: Request) -> Response:
+            assert self.daemon is not None
+            if not self.daemon.authorised(request):
+                return _error(401, "wrong token")
+            try:
+                return await handler(request)
+            except (ValueError, RecordError) as error:
+                return _error(400, f"{request.method} {request.url.path}: {error}")
+            except StorageError as error:
+                return _error(503, f"{request.method} {request.url.path}: {error}")
+
+        return guarded
+
     async def _put(self, request: Request) -> Response:
-        if refusal := self._refusal(request):
-            return refusal
-        name = request.path_params["execution_id"]
-        try:
-            spec = _spec(await request.body())
-        except (RecordError, ValidationError, ValueError) as error:
-            return _error(400, f"PUT /executions/{name}: {error}")
-        if spec.execution_id != name:
-            return _error(400, f"PUT /executions/{name}: the body is of {spec.execution_id}")
+        size = int(request.headers.get("content-length", "-1"))
+        if not 0 <= size <= _BODY_BYTES:
+            raise ValueError(f"the body must be a specification of at most {_BODY_BYTES} bytes")
+        spec = _spec(await request.body())
+        if spec.execution_id != request.path_params["execution_id"]:
+            raise ValueError(f"the body is of {spec.execution_id}")
         return JSONResponse({"state": (await self._executions.submit(spec)).value}, 202)
 
     async def _get(self, request: Request) -> Response:
-        if refusal := self._refusal(request):
-            return refusal
-        try:
-            wait_s = min(max(float(request.query_params.get("wait_s", "0")), 0.0), _LONGEST_POLL_S)
-        except ValueError:
-            return _error(400, "wait_s: seconds as a number")
+        wait_s = float(request.query_params.get("wait_s", "0"))
         entry = await self._executions.find(request.path_params["execution_id"])
         if entry is None:
             return JSONResponse({"state": State.UNKNOWN.value})
         with suppress(TimeoutError):
-            await asyncio.wait_for(entry.ended.wait(), wait_s)
+            await asyncio.wait_for(entry.ended.wait(), min(max(wait_s, 0.0), _LONGEST_POLL_S))
         return JSONResponse(entry.view())
 
     async def _delete(self, request: Request) -> Response:
-        if refusal := self._refusal(request):
-            return refusal
         state = await self._executions.drop(request.path_params["execution_id"])
         return JSONResponse({"state": state.value})
 
     async def _state(self, request: Request) -> Response:
-        return self._refusal(request) or JSONResponse(self._executions.count())
-
-    def _refusal(self, request: Request) -> Response | None:
-        assert self.daemon is not None
-        return None if self.daemon.authorised(request) else _error(401, "wrong token")
+        return JSONResponse(self._executions.count())
 
 
 def _spec(body: bytes) -> ExecutionSpec:
