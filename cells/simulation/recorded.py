@@ -158,8 +158,10 @@ def _serving(config: RunConfig, recording: Recording) -> dict[str, float]:
     together = recording.serving_s / max(rollout_s, 1e-3) / len(config.cells.cells)
     requests = max(1.0, together)
     outputs = sum(len(call.output_ids) for call in recording.calls)
-    observed = outputs / max(recording.serving_s, 1e-3)
-    alone = max(observed, 1e-3) * (1 + (requests - 1) / _HALF_CONCURRENCY)
+    prompts = sum(len(call.new_ids) for call in recording.calls)
+    work = outputs + prompts / _DECODES_PER_PREFILL
+    observed = max(work, 1.0) / max(recording.serving_s, 1e-3)
+    alone = observed * (1 + (requests - 1) / _HALF_CONCURRENCY)
     return {
         "decode_tokens_per_s": alone,
         "half_concurrency": _HALF_CONCURRENCY,
