@@ -18,7 +18,7 @@ from tasks.rollout.clock import ExecutionClock
 from tasks.rollout.harness_process import HarnessProcess
 from tasks.rollout.harnesses.launch import Command, Harness
 from tasks.rollout.sandboxes.sandbox import ProcessLimits, Room, Sandbox
-from tasks.rollout.sessions import GatewayError, GatewaySessions, Usage
+from tasks.rollout.sessions import Endpoint, GatewayError, GatewaySessions, Usage
 from tasks.rollout.snapshot import Snapshot, freeze, remove_tree
 
 _LOG_TAIL_BYTES = 2000
@@ -75,9 +75,7 @@ async def _attempt(spec: ExecutionSpec, around: Surroundings, folder: Path) -> E
         await asyncio.to_thread(around.store.delete, around.layout.execution(name))
     endpoint = await sessions.open(name, spec.temperature, spec.policy_version)
     try:
-        problem = await asyncio.to_thread(around.source.load, spec.problem_id)
-        await asyncio.to_thread(_furnish, folder, problem)
-        command = await asyncio.to_thread(around.harness.command, problem, endpoint, folder)
+        command = await asyncio.to_thread(_prepare, spec, around, folder, endpoint)
         end = await _run(spec, around, folder, command)
     except BaseException:
         with suppress(GatewayError):
@@ -130,7 +128,7 @@ async def _until_limit(
         if exit_code is not None:
             return exit_code
         waited_s = (await around.sessions.usage(spec.execution_id)).waited_s
-    return None
+    return await process.exit_code(0)  # it may have ended while the gateway was asked
 
 
 def _limits(config: RolloutConfig) -> ProcessLimits:
@@ -143,6 +141,15 @@ def _limits(config: RolloutConfig) -> ProcessLimits:
 
 def _has_leftovers(around: Surroundings, name: str) -> bool:
     return bool(around.store.children(around.layout.execution(name)))
+
+
+def _prepare(
+    spec: ExecutionSpec, around: Surroundings, folder: Path, endpoint: Endpoint
+) -> Command:
+    """Make the execution's folder and the command that works in it."""
+    problem = around.source.load(spec.problem_id)
+    _furnish(folder, problem)
+    return around.harness.command(problem, endpoint, folder)
 
 
 def _furnish(folder: Path, problem: Problem) -> None:

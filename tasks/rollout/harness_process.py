@@ -55,6 +55,10 @@ class HarnessProcess:
         process, info = _spawn(command, environment, log, sandbox, room)
         try:
             first = await _first_process(info) if sandbox.wrappers else None
+        except BaseException:  # cancelled: nobody would own it
+            process.kill()
+            process.wait()
+            raise
         finally:
             os.close(info)
         return cls(process, sandbox, room, first)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+import orjson
 
 from cells.daemon import Registration
 from storage.layout import RunLayout
@@ -137,7 +138,7 @@ class GatewaySessions:
     async def _call(
         self, method: str, execution: str, body: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        deadline = time.monotonic() + self.patience_s
+        started = time.monotonic()
         pause = _FIRST_PAUSE_S
         while True:
             try:
@@ -145,7 +146,7 @@ class GatewaySessions:
             except _FAILURES as error:
                 problem = f"{type(error).__name__}: {error}"
             self._found = None  # it may have been started again elsewhere
-            if time.monotonic() + pause > deadline:
+            if time.monotonic() + pause > started + self.patience_s:
                 raise GatewayError(
                     f"gateway: {method} {execution}: nothing for {self.patience_s:g} s; {problem}"
                 )
@@ -169,7 +170,7 @@ class GatewaySessions:
                 text = (await response.text())[:500]
                 kind = _UnknownError if response.status == 404 else GatewayError
                 raise kind(f"gateway: {method} {path}: HTTP {response.status}: {text}")
-            answer = await response.json()
+            answer = orjson.loads(await response.read())
         if not isinstance(answer, dict):
             raise GatewayError(f"gateway: {method} {path}: the answer is not an object")
         return answer
@@ -183,7 +184,13 @@ class _UnknownError(GatewayError):
     """No such session."""
 
 
-_FAILURES = (aiohttp.ClientError, TimeoutError, MissingObjectError, _LaterError)
+_FAILURES = (
+    aiohttp.ClientError,
+    TimeoutError,
+    MissingObjectError,
+    orjson.JSONDecodeError,
+    _LaterError,
+)
 
 
 def _usage(answer: dict[str, Any]) -> Usage:

@@ -595,21 +595,24 @@ class ChatClient:
         if not separator or not port.isdigit():
             host, port = self._authority, "443" if self._scheme == "https" else "80"
         host = host.strip("[]")
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, int(port), 0, socket.SOCK_STREAM
-        )[0]
-        connection: Any = socket.socket(family, kind, protocol)
-        try:
-            connection.settimeout(_CONNECT_S)
-            connection.connect(address)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._scheme == "https":
-                connection = _encrypted(connection, host)
-            connection.settimeout(self._limit_s)
-        except BaseException:
-            connection.close()
-            raise
-        return _Stream(connection)
+        name = host.encode()  # as text it would go through the idna codec, which imports re
+        problem = OSError(f"{host} has no address")
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            name, int(port), 0, socket.SOCK_STREAM
+        ):
+            connection: Any = socket.socket(family, kind, protocol)
+            try:
+                connection.settimeout(_CONNECT_S)
+                connection.connect(address)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if self._scheme == "https":
+                    connection = _encrypted(connection, host)
+                connection.settimeout(self._limit_s)
+                return _Stream(connection)
+            except OSError as error:
+                connection.close()
+                problem = error
+        raise problem
 
     def _drop(self) -> None:
         if self._stream is not None:

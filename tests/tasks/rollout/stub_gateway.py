@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -47,6 +49,8 @@ class StubGateway:
         requests: bodies of all chat calls, with the headers under ``headers``.
         closed: executions in the order in which they were closed.
         hold: calls wait until it is set.
+        called, checked, refused, reopened: set at a chat call, at a health check, at a wrong admin
+            token, when a session is opened.
     """
 
     def __init__(self, port: int = 0) -> None:
@@ -59,10 +63,14 @@ class StubGateway:
         self.usage: dict[str, int] = defaultdict(int)
         self.opened: list[str] = []
         self.closed: list[str] = []
-        self.connections = 0
+        self.connections: list[socket.socket] = []
         self.hold = threading.Event()
         self.hold.set()
         self.called = threading.Event()
+        self.incarnation = "first"
+        self.checked = threading.Event()
+        self.refused = threading.Event()
+        self.reopened = threading.Event()
         stub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -70,7 +78,7 @@ class StubGateway:
 
             def setup(self) -> None:
                 super().setup()
-                stub.connections += 1
+                stub.connections.append(self.connection)
 
             def do_POST(self) -> None:
                 stub._chat(self)
@@ -90,10 +98,16 @@ class StubGateway:
         self._thread.start()
 
     def close(self) -> None:
+        """Stop, and end all connections. Closing again does nothing."""
         self.hold.set()
+        if not self._thread.is_alive():
+            return
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+        for connection in self.connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def register(self, store: Store, layout: RunLayout) -> None:
         registration = Registration(
@@ -133,10 +147,12 @@ class StubGateway:
         handler.rfile.read(length)
         if handler.headers.get("authorization") != "Bearer admin":
             _answer(handler, 401, {"error": "wrong token"})
+            self.refused.set()
         elif self.admin_down:
             _answer(handler, 503, {"error": "down"})
         elif handler.path == "/healthz":
-            _answer(handler, 200, {"incarnation": "i"})
+            _answer(handler, 200, {"incarnation": self.incarnation})
+            self.checked.set()
         else:
             name = handler.path.rsplit("/", 1)[1]
             view = {"state": "open", "calls": self.usage[name], "waited_s": self.waited_s()}
@@ -149,6 +165,8 @@ class StubGateway:
                     return
                 self.closed.append(name)
             _answer(handler, 200, view)
+            if handler.command == "PUT":
+                self.reopened.set()
 
 
 def _answer(

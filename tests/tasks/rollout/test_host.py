@@ -181,31 +181,47 @@ def test_an_execution_that_is_dropped_can_be_submitted_again(
     assert host.get(running.execution_id, wait_s=60)["result"]["outcome"] == "completed"
 
 
-@pytest.mark.parametrize(
-    "sandbox", [SANDBOX, "process"] if SANDBOX == "bubblewrap" else ["process"]
-)
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_host_leaves_no_harness_and_its_work_is_done_anew(
-    number: signal.Signals, sandbox: str, make_host: MakeHost, gateway: StubGateway
+KILLS = [(SANDBOX, signal.SIGKILL), ("process", signal.SIGKILL), (SANDBOX, signal.SIGTERM)]
+
+
+@pytest.mark.parametrize(("sandbox", "number"), KILLS)
+def test_a_killed_host_leaves_no_harness(
+    sandbox: str, number: signal.Signals, make_host: MakeHost, gateway: StubGateway
 ) -> None:
     host = make_host(sandbox=sandbox)
-    ready = "ready"
-    gateway.policy = scripted(call("shell", command=f"touch {ready}; setsid sleep 600 & sleep 600"))
+    gateway.policy = scripted(call("shell", command="setsid sleep 600 & touch ready; sleep 600"))
     host.put(spec(host))
-    wait_for(lambda: list(host.temporary.glob(f"*/*/workspace/{ready}")), "the tool did not start")
+    wait_for(lambda: list(host.temporary.glob("*/*/workspace/ready")), "the tool did not start")
     pids = processes_of(host.process.pid)
     assert len(pids) >= 4
     host.process.send_signal(number)
     host.process.wait(timeout=60)
     wait_for(lambda: not any(runs(pid) for pid in pids), "processes are left")
     wait_for(lambda: host.left() == [], "folders are left")
+    assert not host.run.store.exists(host.run.layout.execution_result(spec(host).execution_id))
+
+
+def test_what_a_killed_host_had_not_ended_is_done_anew(
+    make_host: MakeHost, gateway: StubGateway
+) -> None:
+    host = make_host()
+    one = spec(host)
+    gateway.hold.clear()
+    host.put(one)
+    assert gateway.called.wait(60)
+    stale = f"{host.run.layout.calls(one.execution_id)}/00000000.jsonl"
+    host.run.store.write(stale, b"{}\n")  # what the gateway keeps of that call
+    host.process.kill()
+    host.process.wait(timeout=60)
+    wait_for(lambda: host.left() == [], "the folder of the killed host is left")
     host.run.store.delete(host.run.layout.host("executions"))
-    gateway.policy = scripted(call("done"))
-    again = make_host(sandbox=sandbox)
-    assert again.get(spec(again).execution_id) == {"state": "unknown"}
-    again.put(spec(again))
-    result = again.get(spec(again).execution_id, wait_s=60)["result"]
+    gateway.hold.set()
+    again = make_host()
+    assert again.get(one.execution_id) == {"state": "unknown"}
+    again.put(one)
+    result = again.get(one.execution_id, wait_s=60)["result"]
     assert (result["outcome"], result["exit_code"]) == ("completed", 0)
+    assert not host.run.store.exists(stale)
 
 
 def processes_of(pid: int) -> list[int]:
