@@ -78,13 +78,13 @@ class WarmStartConfig(Section):
     """Fitting of the first policy to scripted demonstrations (used with source warm_start)."""
 
     drill_steps: int = setting(
-        220, "Steps of the copy drill that comes first.", unit="steps", ge=1, le=1_000_000
+        160, "Steps of the copy drill that comes first.", unit="steps", ge=1, le=1_000_000
     )
     clean_steps: int = setting(
-        130, "Steps on clean, small demonstrations.", unit="steps", ge=1, le=1_000_000
+        120, "Steps on clean, small demonstrations.", unit="steps", ge=1, le=1_000_000
     )
     full_steps: int = setting(
-        330, "Steps on demonstrations of the real task.", unit="steps", ge=1, le=1_000_000
+        380, "Steps on demonstrations of the real task.", unit="steps", ge=1, le=1_000_000
     )
     histories: int = setting(
         12, "Histories of demonstrations in a step.", unit="histories", ge=1, le=65_536
