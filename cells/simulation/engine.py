@@ -56,9 +56,7 @@ class _Simulation:
         env, batch = self._env, self._workload.batch
         trainer, pipeline = self._trainer, self._policy.pipeline
         env.process(self._decide_for_ever())
-        env.process(
-            launching(env, batch, pipeline, trainer, lambda: not trainer.unsealed, self._launch)
-        )
+        env.process(launching(batch, pipeline, trainer, lambda: not trainer.unsealed, self._launch))
         limit = self._time_limit()
         while len(trainer.updates) < batch.updates:
             env.step()

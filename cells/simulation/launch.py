@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any
 
-import simpy
-
 from cells.scheduler import Pipeline
 from cells.simulation.trainer import Trainer
 from cells.simulation.workload import AsyncLaunch, BatchModel
@@ -16,7 +14,6 @@ Launch = Callable[[int, int], Generator[Any, Any, None]]
 
 
 def launching(
-    env: simpy.Environment,
     batch: BatchModel,
     pipeline: Pipeline,
     trainer: Trainer,
@@ -26,7 +23,7 @@ def launching(
     """The process that launches every query of a run, as the policy's pipeline asks for."""
     if pipeline.lag and batch.async_launch is AsyncLaunch.WINDOW:
         return _within_window(batch, trainer, launch)
-    return _in_steps(env, batch, pipeline.lag, trainer, rollouts_ended, launch)
+    return _in_steps(batch, pipeline.lag, trainer, rollouts_ended, launch)
 
 
 def groups_together(batch: BatchModel, pipeline: Pipeline) -> int:
@@ -58,7 +55,6 @@ def _within_window(
 
 
 def _in_steps(
-    env: simpy.Environment,
     batch: BatchModel,
     lag: int,
     trainer: Trainer,

@@ -19,6 +19,8 @@ _FLOPS_PER_PARAMETER = 8
 et al., Efficient Large-Scale Language Model Training, 2021)."""
 _MEMORY_IN_USE = 0.8
 """The rest is left to activations, buffers and fragmentation."""
+_BURSTS = 2
+"""Gains do not depend on the length of a run, so that a plan simulates no more than this."""
 _MOST_CELLS = 64
 _MOST_SPLITS = 8
 
@@ -48,12 +50,12 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One way to divide the GPUs; hours are medians for the whole workload."""
+    """One way to divide the GPUs; hours are medians over seeds, under the elastic policy."""
 
     cells: int
     gpus_per_cell: int
     capacity: int
-    elastic_hours: float
+    hours_per_update: float
     over_colocate: Spread | None
     over_async: Spread | None
     async_training_cells: int | None
@@ -84,7 +86,7 @@ def plan(
     for size in sizes:
         options.append(_option(hardware, workload, size, seeds))
         progress(f"{hardware.gpus // size} cells of {size} GPUs")
-    return tuple(sorted(options, key=lambda option: option.elastic_hours))
+    return tuple(sorted(options, key=lambda option: option.hours_per_update))
 
 
 def cell_sizes(hardware: Hardware) -> tuple[int, ...]:
@@ -133,6 +135,8 @@ def workload_on(hardware: Hardware, workload: Workload, size: int) -> Workload:
         "cells": {"count": hardware.gpus // size, "capacity": capacity, "async_training_cells": 1},
     }
     data = workload.model_dump()
+    batch = workload.batch
+    data["batch"]["updates"] = min(batch.updates, _BURSTS * batch.updates_per_burst)
     source = Source(origin=Origin.ASSUMED, note="roofline of the planned hardware").model_dump()
     for part, values in changes.items():
         data[part].update(values)
@@ -155,7 +159,7 @@ def _option(hardware: Hardware, workload: Workload, size: int, seeds: Sequence[i
         cells=count,
         gpus_per_cell=size,
         capacity=planned.cells.capacity,
-        elastic_hours=Spread.over(elastic).median,
+        hours_per_update=Spread.over(elastic).median,
         over_colocate=_ratio(_hours(planned, "colocate", seeds), elastic),
         over_async=_ratio(fixed, elastic),
         async_training_cells=split,
@@ -173,7 +177,7 @@ def _hours(
 ) -> list[float]:
     settings = {"training_cells": training_cells} if training_cells else {}
     policy = make_policy(name, **settings)
-    return [simulate(workload, policy, seed).hours for seed in seeds]
+    return [simulate(workload, policy, seed).hours / workload.batch.updates for seed in seeds]
 
 
 def _ratio(slower: Sequence[float], faster: Sequence[float]) -> Spread:

@@ -27,7 +27,15 @@ PUBLISHED_COLUMNS = (
     "off",
     "",
 )
-PLAN_COLUMNS = ("cells", "GPUs each", "capacity", "hours", "over Colocate", "over Async", "gain")
+PLAN_COLUMNS = (
+    "cells",
+    "GPUs each",
+    "capacity",
+    "hours/update",
+    "over Colocate",
+    "over Async",
+    "gain",
+)
 
 _WORDS = {
     Kind.HOURS: "hours of {}",
@@ -114,7 +122,7 @@ def plan_value(options: Sequence[Option]) -> dict[str, Any]:
                 "cells": option.cells,
                 "gpus_per_cell": option.gpus_per_cell,
                 "capacity": option.capacity,
-                "elastic_hours": option.elastic_hours,
+                "hours_per_update": option.hours_per_update,
                 "over_colocate": spread_value(option.over_colocate),
                 "over_async": spread_value(option.over_async),
                 "async_training_cells": option.async_training_cells,
@@ -132,7 +140,7 @@ def plan_rows(options: Sequence[Option]) -> list[tuple[str, ...]]:
             f"{option.cells}",
             f"{option.gpus_per_cell}",
             f"{option.capacity}",
-            f"{option.elastic_hours:.2f}",
+            f"{option.hours_per_update:.3f}",
             f"{option.over_colocate.median:.3f}" if option.over_colocate else "",
             f"{option.over_async.median:.3f} ({option.async_training_cells} train)"
             if option.over_async

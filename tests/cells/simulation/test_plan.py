@@ -29,7 +29,7 @@ def test_speeds_follow_the_hardware(small: Workload) -> None:
 
 def test_the_options_are_sorted_and_a_single_cell_has_no_gain(small: Workload) -> None:
     options = plan(HARDWARE, small, seeds=(0,))
-    assert [o.elastic_hours for o in options] == sorted(o.elastic_hours for o in options)
+    assert [o.hours_per_update for o in options] == sorted(o.hours_per_update for o in options)
     single = next(option for option in options if option.cells == 1)
     assert single.gain == 1
     assert single.over_async is None
