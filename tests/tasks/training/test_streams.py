@@ -210,8 +210,17 @@ def test_an_older_checkpoint_replays_the_same_updates(world):
     replicas[0].start()
     assert replicas[0].weights.tolist() == first.tolist()
     seen = []
-    again = train(world, replicas, names[::-1], updates=3, on_update=seen.append)
+    again = train(
+        world,
+        replicas,
+        names[::-1],
+        updates=3,
+        on_update=seen.append,
+        settings={"training.learning_rate": 1e-4},
+    )
     assert replicas[0].weights.tolist() == weights
+    rates = [args["learning_rate"] for _, command, args in world.log if command == "step"]
+    assert len(rates) == 6 and len(set(rates)) == 1  # what was settled first stays
     assert again == records and seen == list(records)
 
 
@@ -256,6 +265,37 @@ def test_a_core_that_slept_trains_the_update_again(world):
         return replicas
 
     train(world, replicas, names, updates=1, feed=feed, members=members)
+    assert (
+        replicas[0].weights.tolist() == one_shot(world.store, assignment(world), 1, first).tolist()
+    )
+
+
+def test_a_core_that_slept_while_a_satellite_worked_waits_for_it(world):
+    names = [make_group(world.store, number) for number in range(4)]
+    replicas, first = crew(world, 2), start(world)
+    at_work, go, stage = threading.Event(), threading.Event(), 0
+    original = replicas[1].micro_step
+
+    def micro_step(**args):
+        at_work.set()
+        assert go.wait(20)
+        return original(**args)
+
+    replicas[1].micro_step = micro_step
+
+    def members():
+        nonlocal stage
+        if stage == 0 and at_work.is_set() and replicas[0].micro_steps:
+            stage = 1
+            replicas[0].empty()
+            return replicas[1:]
+        stage += stage > 0
+        if stage > 3:
+            go.set()
+        return replicas
+
+    train(world, replicas, names, updates=1, members=members)
+    assert stage > 3
     assert (
         replicas[0].weights.tolist() == one_shot(world.store, assignment(world), 1, first).tolist()
     )
