@@ -123,8 +123,8 @@ def _adopt(store: Store, layout: RunLayout, name: str) -> DaemonClient | None:
     if client.alive():
         client.renew()
         return client
+    # Its registration stays until a new one replaces it: a gateway takes its old port from it.
     client.close()
-    store.delete(layout.host(name))
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +18,9 @@ from flows.server import ServerError, orchestration
 from storage.objects import StorageError
 from storage.run import Run, create_run, open_run
 
-_console = Console(highlight=False, soft_wrap=True, markup=False)
+# Tables of a run are wide; in a log file there is no reason to squeeze them.
+_WIDTH = None if sys.stdout.isatty() else 160
+_console = Console(highlight=False, soft_wrap=True, markup=False, width=_WIDTH)
 
 SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of the run.")]
 RootOption = Annotated[
