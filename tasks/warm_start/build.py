@@ -117,7 +117,7 @@ def run_fit(
             text = log.read_text(encoding="utf-8", errors="replace")
             whole = text.rfind("\n") + 1
             for line in text[read:whole].splitlines():
-                progress(f"warm start: {_said(line)}")
+                _tell(line, progress)
             read = max(read, whole)
             if not ended and time.monotonic() > deadline:
                 raise WarmStartError(
@@ -136,13 +136,13 @@ def run_fit(
     return weights
 
 
-def _said(line: str) -> str:
-    """A progress line of the fit, for people."""
+def _tell(line: str, progress: Progress) -> None:
+    """Pass a progress line of the fit on, worded for people; warnings stay in the log."""
     try:
-        found = json.loads(line)
-        return (
-            f"{found['phase']} {found['step']}/{found['steps']} loss {found['loss_mean']} "
-            f"{found['tokens_per_s']} tokens/s"
+        said = json.loads(line)
+        progress(
+            f"warm start: {said['phase']} {said['step']}/{said['steps']} "
+            f"loss {said['loss_mean']} {said['tokens_per_s']} tokens/s"
         )
     except (ValueError, KeyError, TypeError):
-        return line
+        return

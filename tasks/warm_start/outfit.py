@@ -32,7 +32,7 @@ FULL_DECAY_SHARE = 0.5
 MOST_HISTORIES = 4000
 """Histories of a corpus; a longer phase sees them again. Making them takes time too."""
 
-_SEED = "warm start"
+_SEED = "warm start 1"
 
 
 def make_outfit(policy: Path, config: RunConfig) -> None:
