@@ -261,7 +261,8 @@ class Commands:
         if self._policy is None:
             policy = Policy.open(folder)
             block = Block(policy.flat.gradients.nbytes)
-            policy.flat.move_gradients(block.floats())
+            if policy.flat.gradients.device == block.memory.device:
+                policy.flat.move_gradients(block.floats())
             self._endpoint.serve(block)
             if self.settings.core:
                 self._publication = Publication(self._endpoint, policy.flat.weights.nbytes)

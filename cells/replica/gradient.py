@@ -60,7 +60,7 @@ class Gradient:
 
     policy: Policy
     block: Block
-    """Holds the buffer itself: a satellite's gradient is read where it was summed."""
+    """What others read: the buffer itself, or its copy where the buffer is not in main memory."""
     endpoint: Endpoint
     key: UpdateKey | None = None
     answers: dict[str, Answer | None] = field(default_factory=dict)
@@ -117,7 +117,7 @@ class Gradient:
         stats["loss_sum"] = float(total.detach())
         try:
             total.backward()
-        except RuntimeError as error:
+        except Exception as error:  # whatever it was, nothing tells how far it came
             self.discard()
             raise ReplicaError(f"backward failed, the gradient was dropped: {error}") from error
         answer: Answer = {
@@ -126,7 +126,7 @@ class Gradient:
             "target_tokens": len(row.labels),
             "samples": len(samples),
             "seconds": time.monotonic() - began,
-            "stats": dict(stats),
+            "stats": _finite(stats),
         }
         self._take(key)
         self.answers[micro_step] = answer
@@ -137,6 +137,8 @@ class Gradient:
         if self.frozen is None:
             if self.key is not None and self.key.update != update:
                 raise ReplicaError(f"the gradient is of {self.key}, not of update {update}")
+            if self.policy.flat.gradients.device != self.block.memory.device:
+                self.block.floats().copy_(self.policy.flat.gradients)
             descriptor = self.endpoint.publish(self.block, self.policy.version)
             self.frozen = Frozen(update, descriptor)
         elif self.frozen.update != update:
@@ -176,7 +178,8 @@ class Gradient:
                 f"the gradient has {descriptor.nbytes} bytes, expected {self.block.nbytes}"
             )
         payload = self.endpoint.read(descriptor, limit_s=limit_s)
-        self.policy.flat.gradients.add_(payload.view(torch.float32))
+        gradients = self.policy.flat.gradients
+        gradients.add_(payload.view(torch.float32).to(gradients.device))
         self._take(key)
         self.answers.update(dict.fromkeys(micro_steps))
         return {
@@ -225,6 +228,12 @@ def apply_gradient(
 def recorded(sample: Sample) -> Tensor:
     """Behaviour log-probabilities of a sample's own targets, float64 [targets]."""
     return torch.from_numpy(sample.logprobs[sample.targets]).double()
+
+
+def _finite(stats: dict[str, float]) -> dict[str, float]:
+    """What JSON can carry; ``not_finite`` counts what it can't."""
+    finite = {name: value for name, value in stats.items() if math.isfinite(value)}
+    return {**finite, "not_finite": float(len(stats) - len(finite))}
 
 
 def _observe(stats: dict[str, float], gap: Tensor, sample: Sample, version: int) -> None:

@@ -44,7 +44,10 @@ def start_megatron(
 
 
 def make_model(shape: PolicyShape) -> GPTModel:
-    """An untrained model of that shape in float32; its weights are not meaningful yet."""
+    """An untrained model of that shape in float32; its weights are not meaningful yet.
+
+    It lies on the GPU where there is one (not run on a GPU), and in main memory otherwise.
+    """
     with megatron_imports():  # quiet: it warns of kernels that are not asked for
         config = TransformerConfig(
             num_layers=shape.layers,
@@ -61,7 +64,8 @@ def make_model(shape: PolicyShape) -> GPTModel:
             add_bias_linear=False,
             hidden_dropout=0.0,
             attention_dropout=0.0,
-            use_cpu_initialization=not torch.cuda.is_available(),
+            # Weights are drawn or loaded in main memory in any case: no random state of a GPU.
+            use_cpu_initialization=True,
             # Every fusion below is a CUDA kernel.
             gradient_accumulation_fusion=False,
             bias_dropout_fusion=False,
@@ -72,7 +76,7 @@ def make_model(shape: PolicyShape) -> GPTModel:
         )
         spec = get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm")
         spec.submodules.self_attention.submodules.core_attention = PackedAttention
-        return GPTModel(
+        model = GPTModel(
             config,
             spec,
             vocab_size=shape.vocabulary,
@@ -81,6 +85,7 @@ def make_model(shape: PolicyShape) -> GPTModel:
             rotary_base=shape.rope_theta,
             share_embeddings_and_output_weights=shape.tied,
         )
+    return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def initialise(model: GPTModel, std: float, seed: int) -> None:
@@ -103,8 +108,10 @@ def target_logits(model: GPTModel, row: PackedRow) -> Tensor:
     the largest matrix of a small model, sees the rows before targets only.
     """
     longest = int(row.positions.max()) + 1
-    angles = model.rotary_pos_emb.get_freqs_non_repeated(longest)[row.positions]
+    device = next(model.parameters()).device
+    angles = model.rotary_pos_emb.get_freqs_non_repeated(longest)[row.positions].to(device)
     rotary = torch.cat((angles, angles), dim=-1)[:, None, None, :]  # [tokens, 1, 1, head_dim]
+    ids = row.ids[None].to(device)
     packed = PackedSeqParams(
         # "sbhd": the rotary embedding above is per token already. With "thd" Megatron would split
         # queries and keys by document in every layer to restart it.
@@ -115,7 +122,7 @@ def target_logits(model: GPTModel, row: PackedRow) -> Tensor:
         max_seqlen_kv=longest,
     )
     hidden = model.decoder(
-        hidden_states=model.embedding(input_ids=row.ids[None], position_ids=row.positions[None]),
+        hidden_states=model.embedding(input_ids=ids, position_ids=None),
         attention_mask=None,
         rotary_pos_emb=rotary,
         packed_seq_params=packed,
@@ -125,10 +132,15 @@ def target_logits(model: GPTModel, row: PackedRow) -> Tensor:
         if model.share_embeddings_and_output_weights
         else None
     )
-    logits, _ = model.output_layer(hidden[row.before], weight=weight)
+    logits, _ = model.output_layer(hidden[row.before.to(device)], weight=weight)
     return logits[:, 0]
 
 
 def target_logprobs(model: GPTModel, row: PackedRow) -> Tensor:
-    """Natural log-probabilities [targets] of the row's targets at temperature 1, float32."""
-    return -F.cross_entropy(target_logits(model, row).float(), row.labels, reduction="none")
+    """Natural log-probabilities [targets] of the row's targets at temperature 1, float32.
+
+    They lie in main memory, where objectives are computed.
+    """
+    logits = target_logits(model, row).float()
+    losses = F.cross_entropy(logits, row.labels.to(logits.device), reduction="none")
+    return -losses.cpu()

@@ -48,7 +48,8 @@ class Muon:
                 rows, columns = weight.flatten(0, 1).shape
                 groups.setdefault((rows, columns), []).append((weight, gradient))
         self._groups = [
-            (size, pairs, torch.zeros(len(pairs), *size)) for size, pairs in groups.items()
+            (size, pairs, pairs[0][0].new_zeros(len(pairs), *size))
+            for size, pairs in groups.items()
         ]
 
     def step(self, rate: float) -> None:

@@ -104,7 +104,10 @@ class SavedState:
         for name, parameter in named.items():
             optimizer.state[parameter] = {
                 "step": torch.tensor(self.optimizer_steps[name]),
-                **{moment: self.tensors[f"{moment}/{name}"].clone() for moment in _MOMENTS},
+                **{
+                    moment: self.tensors[f"{moment}/{name}"].to(parameter.device, copy=True)
+                    for moment in _MOMENTS
+                },
             }
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from configs.training import ObjectiveConfig
@@ -29,6 +32,29 @@ class Infinite(SequenceRatio):
     ) -> tuple[Tensor, dict[str, float]]:
         loss, stats = super().__call__(logprobs, behaviour, advantage)
         return loss * float("inf"), stats
+
+
+class _Broken(torch.autograd.Function):
+    """Identity whose backward pass fails."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        raise ZeroDivisionError("no way back")
+
+
+class BrokenBelow(SequenceRatio):
+    """The backward pass of a sample with a negative advantage fails."""
+
+    def __call__(
+        self, logprobs: Tensor, behaviour: Tensor, advantage: float
+    ) -> tuple[Tensor, dict[str, float]]:
+        return super().__call__(
+            _Broken.apply(logprobs) if advantage < 0 else logprobs, behaviour, advantage
+        )
 
 
 class Refusing(SequenceRatio):

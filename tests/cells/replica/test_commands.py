@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from cells.replica.errors import ReplicaError
+from cells.replica.groups import SampleRequest
 from cells.replica.settings import ReplicaSettings
 from storage.objects import Store
 from tests.cells.replica.conftest import seal_group
@@ -135,7 +136,9 @@ def test_a_lost_answer_of_a_step_is_given_again(make: Callable[..., Replica]) ->
 def test_a_gradient_that_is_not_finite_is_skipped(make: Callable[..., Replica]) -> None:
     replica = make(loss="Infinite")
     before = replica.weights
-    replica.micro("m", ("g0", 0))
+    stats = replica.micro("m", ("g0", 0))["stats"]
+    assert stats["not_finite"] == 1
+    assert "loss_sum" not in stats, "JSON has no infinity"
     answer = replica("step", update=0, executions=1, learning_rate=RATE)
     assert answer == {"version": 0, "grad_norm": None, "skipped": True}
     assert torch.equal(replica.weights, before)
@@ -149,6 +152,27 @@ def test_a_failing_objective_leaves_the_gradient(make: Callable[..., Replica]) -
         replica.micro("m", ("g0", 0))
     assert replica("status")["micro_steps"] == []
     assert replica.gradients.abs().sum() == 0
+
+
+def test_a_backward_pass_that_dies_drops_the_whole_gradient(
+    make: Callable[..., Replica],
+) -> None:
+    replica = make(loss="BrokenBelow")
+    advantages = {
+        (key, index): replica.commands._groups.sample(
+            SampleRequest(group_key=key, index=index), context=256
+        ).advantage
+        for key in GROUPS
+        for index in range(3)
+    }
+    good = next(ref for ref, advantage in advantages.items() if advantage > 0)
+    bad = next(ref for ref, advantage in advantages.items() if advantage < 0)
+    replica.micro("m0", good)
+    with pytest.raises(ReplicaError, match="the gradient was dropped"):
+        replica.micro("m1", good, bad)
+    assert replica("status")["micro_steps"] == []
+    assert replica.gradients.abs().sum() == 0
+    replica.micro("m0", good)
 
 
 def test_a_satellite_brings_exactly_what_it_did(make: Callable[..., Replica]) -> None:
