@@ -7,7 +7,7 @@ import random
 from itertools import islice
 from pathlib import Path
 
-from transformers import AutoTokenizer
+from transformers import PreTrainedTokenizerFast
 
 from cells.gateway.codec import Codec
 from cells.replica.corpus import write_corpus
@@ -74,8 +74,11 @@ def make_outfit(policy: Path, config: RunConfig) -> None:
 def plan_fit(scratch: Path, policy: Path, config: RunConfig) -> FitPlan:
     """Write the corpora of all phases into ``scratch`` and say how to fit to them."""
     warm = config.warm_start
-    # Loaded back from its files, as the gateway will load it.
-    tokenizer = QuickTokenizer(AutoTokenizer.from_pretrained(str(policy), local_files_only=True))
+    # Loaded back from its files, as the gateway will. AutoTokenizer gives the same one, but takes
+    # seconds to import.
+    tokenizer = QuickTokenizer(
+        PreTrainedTokenizerFast.from_pretrained(str(policy), local_files_only=True)
+    )
     codec = Codec(tokenizer, config.model.renderer)
     rng = random.Random(_SEED)
 
