@@ -8,25 +8,24 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from pydantic import ValidationError
+import yaml
 from rich.console import Console
 from rich.table import Table
 
-from cells.scheduler import POLICY_NAMES, PolicyError
+from cells.scheduler import POLICY_NAMES
 from cells.simulation import report
 from cells.simulation.compare import Comparison, compare
-from cells.simulation.durations import DurationLogError, read_durations, with_durations
+from cells.simulation.durations import read_durations, with_durations
 from cells.simulation.picture import html_table, page
-from cells.simulation.plan import Hardware, PlanError, plan
+from cells.simulation.plan import Hardware, plan
 from cells.simulation.published import compare_published
-from cells.simulation.recorded import RecordedRunError, workload_from_run
+from cells.simulation.recorded import workload_from_run
 from cells.simulation.rollout import SimulationError
-from cells.simulation.workload import Workload, load_workload
+from cells.simulation.workload import Origin, Source, Workload, load_workload
 from configs.load import ConfigError
 from configs.workloads import workload_path
 from flows.roots import absolute_root
 from storage.objects import StorageError
-from storage.records import RecordError
 from storage.run import open_run
 
 _OUT = Console()
@@ -35,18 +34,22 @@ _BAD_INPUT = 2
 _PUBLISHED = "published"
 _EXPECTED = (
     ConfigError,
-    DurationLogError,
     OSError,
-    PlanError,
-    PolicyError,
-    RecordError,
-    RecordedRunError,
     SimulationError,
     StorageError,
-    ValidationError,
+    ValueError,
+    yaml.YAMLError,
 )
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a parameter of the workload, such as cells.count=8. Repeatable.",
+    ),
+]
 SeedsOption = Annotated[
     int, typer.Option("--seeds", min=1, max=1000, help="Simulations of each figure.")
 ]
@@ -77,6 +80,7 @@ def simulate(
     from_run: FromRunOption = None,
     root: RootOption = ".gyre",
     durations: DurationsOption = None,
+    settings: SetOption = None,
     policy: Annotated[
         list[str] | None,
         typer.Option("--policy", help=f"Only this policy: {', '.join(POLICY_NAMES)}. Repeatable."),
@@ -91,11 +95,11 @@ def simulate(
     """Simulate cells under every policy, on the same executions."""
     try:
         if config == _PUBLISHED:
-            if from_run or durations or policy:
-                _fail("published takes no --from-run, --durations or --policy")
+            if from_run or durations or policy or settings:
+                _fail("published takes no --from-run, --durations, --set or --policy")
             _published(range(seeds), as_json, report_file)
             return
-        workload = _workload(config, from_run, root, durations)
+        workload = _changed(_workload(config, from_run, root, durations), settings or ())
         unknown = [name for name in policy or () if name not in POLICY_NAMES]
         if unknown:
             _fail(f"no policy {unknown[0]!r}; there are {', '.join(POLICY_NAMES)}")
@@ -182,6 +186,14 @@ def _workload(
     return with_durations(workload, read_durations(durations), f"measured: {durations.name}")
 
 
+def _changed(workload: Workload, settings: Sequence[str]) -> Workload:
+    if not settings:
+        return workload
+    pairs = [text.partition("=") for text in settings]
+    values = {name: yaml.safe_load(value) for name, _, value in pairs}
+    return workload.with_values(values, Source(origin=Origin.ASSUMED, note="the command line"))
+
+
 def _published(seeds: Sequence[int], as_json: bool, report_file: Path | None) -> None:
     rows, comparisons = compare_published(seeds, _progress)
     if report_file:
@@ -196,12 +208,18 @@ def _published(seeds: Sequence[int], as_json: bool, report_file: Path | None) ->
 
 
 def _facts(comparison: Comparison) -> str:
-    fitted = comparison.workload.fitted()
+    workload = comparison.workload
     return (
-        f"{comparison.workload.name}: {len(comparison.seeds)} seeds; elastic gains at most "
-        f"{comparison.colocate_limit:.3f} over Colocate with {comparison.workload.cells.count} "
-        f"cells; {len(fitted)} fitted parameters{': ' if fitted else ''}{', '.join(fitted)}"
+        f"{workload.name}: {len(comparison.seeds)} seeds; elastic gains at most "
+        f"{comparison.colocate_limit:.3f} over Colocate with {workload.cells.count} cells; "
+        f"fitted: {_names(workload, Origin.FITTED)}; "
+        f"chosen with the published gains in view: {_names(workload, Origin.CHOSEN)}"
     )
+
+
+def _names(workload: Workload, origin: Origin) -> str:
+    names = workload.of_origin(origin)
+    return f"{len(names)} ({', '.join(names)})" if names else "none"
 
 
 def _html_comparison(comparison: Comparison) -> str:

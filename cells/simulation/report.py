@@ -8,6 +8,7 @@ from typing import Any
 from cells.simulation.compare import Comparison, Spread
 from cells.simulation.plan import Option
 from cells.simulation.published import Kind, Row
+from cells.simulation.workload import Origin
 
 COMPARISON_COLUMNS = (
     "policy",
@@ -57,7 +58,8 @@ def published_value(rows: Sequence[Row], comparisons: Sequence[Comparison]) -> d
 def comparison_value(comparison: Comparison) -> dict[str, Any]:
     """One workload under every policy; hours, updates and shares."""
     workload = comparison.workload
-    fitted = workload.fitted()
+    fitted = workload.of_origin(Origin.FITTED)
+    chosen = workload.of_origin(Origin.CHOSEN)
     return {
         "workload": workload.name,
         "seeds": list(comparison.seeds),
@@ -65,6 +67,8 @@ def comparison_value(comparison: Comparison) -> dict[str, Any]:
         "updates": workload.batch.updates,
         "fitted_parameters": list(fitted),
         "fitted_count": len(fitted),
+        "chosen_parameters": list(chosen),
+        "chosen_count": len(chosen),
         "colocate_limit": comparison.colocate_limit,
         "bounds_hours": [
             {
@@ -108,7 +112,7 @@ def published_rows(rows: Sequence[Row]) -> list[tuple[str, ...]]:
             f"{row.simulated.median:.3f}",
             f"{row.simulated.low:.3f} to {row.simulated.high:.3f}",
             f"{row.off:+.1%}",
-            "fitted" if row.figure.fitted else "predicted",
+            "fitted" if row.figure.fitted else "not fitted",
         )
         for row in rows
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
+from heapq import heapify, heappop, heapreplace
 from typing import Any
 
 import simpy
@@ -53,11 +54,21 @@ class Rollout:
 
     def admit(self) -> None:
         """Bind queued executions to the emptiest cells, first come first served."""
-        while self._queue:
-            cell = self._emptiest()
-            if cell is None or len(cell.sessions) >= cell.capacity:
-                return
+        if not self._queue:
+            return
+        room = [
+            (len(cell.sessions) / cell.capacity, number, cell)
+            for number, cell in enumerate(self._cells)
+            if cell.role is Role.ROLLOUT and len(cell.sessions) < cell.capacity
+        ]
+        heapify(room)
+        while self._queue and room:
+            _, number, cell = room[0]
             self._bind(self._queue.popleft(), cell)
+            if len(cell.sessions) < cell.capacity:
+                heapreplace(room, (len(cell.sessions) / cell.capacity, number, cell))
+            else:
+                heappop(room)
 
     def leave(self, cell: Cell) -> None:
         """Reroute every session of a cell that serves no longer.

@@ -6,6 +6,7 @@ where the value comes from; the count of fitted parameters is read off there and
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,6 +24,8 @@ class Origin(StrEnum):
     PUBLISHED = "published"
     MEASURED = "measured"
     FITTED = "fitted"
+    CHOSEN = "chosen"
+    """Assumed, but settled among plausible values while the published gains were in view."""
     ASSUMED = "assumed"
 
 
@@ -196,9 +199,25 @@ class Workload(_Part):
             found["durations.seconds"] = self.durations.seconds
         return found
 
-    def fitted(self) -> tuple[str, ...]:
-        """Names of the parameters whose value was fitted."""
-        return tuple(sorted(n for n, s in self.sources.items() if s.origin is Origin.FITTED))
+    def of_origin(self, origin: Origin) -> tuple[str, ...]:
+        """Names of the parameters whose value comes from there."""
+        return tuple(sorted(n for n, s in self.sources.items() if s.origin is origin))
+
+    def with_values(self, values: Mapping[str, Any], source: Source) -> Workload:
+        """A copy with other values, by dotted name, and their source.
+
+        Raises:
+            ValueError: for a parameter that does not exist.
+            pydantic.ValidationError: for a value that is not allowed.
+        """
+        data = self.model_dump()
+        for name, value in values.items():
+            if name not in self.sources:
+                raise ValueError(f"no parameter {name!r}; there are {', '.join(self.sources)}")
+            part, _, field = name.partition(".")
+            data[part][field] = value
+            data["sources"][name] = source.model_dump()
+        return Workload.model_validate(data)
 
 
 def load_workload(path: Path) -> Workload:

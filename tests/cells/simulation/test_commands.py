@@ -42,6 +42,13 @@ def test_simulate_prints_one_json_object(file: Path) -> None:
     assert found["colocate_limit"] == 1.75
 
 
+def test_a_parameter_can_be_changed(file: Path) -> None:
+    arguments = ("simulate", str(file), "--seeds", "1", "--json", "--set", "cells.count=2")
+    found = json.loads(gyre(*arguments, "--set", "cells.async_training_cells=1").stdout)
+    assert found["cells"] == 2
+    assert found["colocate_limit"] == 1.5
+
+
 def test_simulate_prints_a_table(file: Path) -> None:
     result = gyre("simulate", str(file), "--seeds", "1", "--policy", "elastic")
     assert result.exit_code == 0
@@ -68,6 +75,8 @@ def test_the_page_is_self_contained(file: Path, tmp_path: Path) -> None:
         (("simulate", "nothing"), "no workload 'nothing'; there are published_122b_deepswe"),
         (("simulate", "published", "--policy", "elastic"), "published takes no"),
         (("simulate", "published_ablation", "--policy", "quick"), "no policy 'quick'"),
+        (("simulate", "published_ablation", "--set", "cells.size=8"), "no parameter 'cells.size'"),
+        (("simulate", "published_ablation", "--set", "cells.count=x"), "valid integer"),
         (("plan", "--gpus", "2", "--parameters", "900"), "need at least 225 GPUs"),
     ],
 )

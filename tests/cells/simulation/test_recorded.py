@@ -147,7 +147,7 @@ def test_the_workload_has_the_recorded_numbers(tmp_path: Path) -> None:
     executions = QUERIES * MEMBERS * STEPS - 1
     assert workload.training.tokens_per_s == pytest.approx(executions * 110 / 20.0 / 2)
     assert workload.batch.updates == STEPS * UPDATES
-    assert not workload.fitted()
+    assert not workload.of_origin(Origin.FITTED)
     assert workload.sources["serving.kv_kept_on_reroute"].origin is Origin.ASSUMED
 
 
