@@ -66,7 +66,7 @@ def _environment(folder: Path) -> Path:
 
 def _pip(python: Path, *arguments: str) -> None:
     print("pip install", *arguments, flush=True)
-    _run([str(python), "-m", "pip", "install", "--quiet", "--no-input", *arguments])
+    _run([str(python), "-m", "pip", "install", "-q", "--no-input", "--no-compile", *arguments])
 
 
 def _freeze(python: Path) -> list[str]:
