@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 from cells.process import end_group, spawn
 from cells.serving.engine import EngineClient
 from cells.serving.flags import EngineSettings, engine_argv, engine_environment
@@ -125,7 +127,10 @@ class EngineProcess:
 
 def _shared_files(pid: int) -> set[Path]:
     """SGLang's load counters in shared memory, under a random name that it never removes."""
-    with suppress(OSError):
-        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-        return {Path(line[line.index(_LOADS) :]) for line in lines if _LOADS in line}
-    return set()
+    found = set()
+    with suppress(psutil.Error):
+        for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+            with suppress(OSError):
+                lines = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+                found |= {Path(line[line.index(_LOADS) :]) for line in lines if _LOADS in line}
+    return found
