@@ -120,7 +120,7 @@ class Manager:
             self._board.fail(error)
             raise
         finally:
-            self._workers.shutdown(wait=True, cancel_futures=True)
+            self._workers.shutdown(wait=True)
             with suppress(NoCellsError, FencedError):
                 self._finish_moves()
             self._journal.close()

@@ -29,7 +29,7 @@ class Orchestration:
     api_url: str
     ui_url: str
     server_pid: int | None
-    worker_pid: int | None
+    worker_pid: int
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def orchestration(
 ) -> Iterator[Orchestration]:
     """A healthy server with the work pool and a worker, for as long as the block lasts.
 
-    A server that ``PREFECT_API_URL`` names, or that answers on ``config.port``, is used and left
+    The worker is always a new one. A server that ``PREFECT_API_URL`` names, or that answers on ``config.port``, is used and left
     running. What had to be started is ended at the end of the block.
 
     Raises:
@@ -64,14 +64,14 @@ def orchestration(
             started.append(server)
             _wait_healthy(server, api_url, config.start_limit_s, home)
         say(f"Prefect UI: {api_url.removesuffix('/api')}")
-        worker = _ensure_worker(config, home)
-        if worker is not None:
-            started.append(worker)
+        _ensure_pool(config)
+        worker = _start_worker(config, home)
+        started.append(worker)
         yield Orchestration(
             api_url=api_url,
             ui_url=api_url.removesuffix("/api"),
             server_pid=server.pid if server else None,
-            worker_pid=worker.pid if worker else None,
+            worker_pid=worker.pid,
         )
     finally:
         for process in reversed(started):
@@ -121,11 +121,9 @@ def _wait_healthy(
         time.sleep(0.25)
 
 
-def _ensure_worker(config: PrefectConfig, home: Path) -> subprocess.Popen[bytes] | None:
-    """A worker of the pool, unless one is online already."""
+def _ensure_pool(config: PrefectConfig) -> None:
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import WorkPoolCreate
-    from prefect.client.schemas.objects import WorkerStatus
     from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 
     with get_client(sync_client=True) as client:
@@ -134,9 +132,11 @@ def _ensure_worker(config: PrefectConfig, home: Path) -> subprocess.Popen[bytes]
         except ObjectNotFound:
             with suppress(ObjectAlreadyExists):
                 client.create_work_pool(WorkPoolCreate(name=config.work_pool, type="process"))
-        workers = client.read_workers_for_work_pool(config.work_pool)
-    if any(worker.status == WorkerStatus.ONLINE for worker in workers):
-        return None
+
+
+def _start_worker(config: PrefectConfig, home: Path) -> subprocess.Popen[bytes]:
+    """A worker of our own, also where others are: one that was killed a minute ago still counts
+    as online, and a run that waited for it would wait for ever."""
     argv = [sys.executable, "-m", "prefect", "worker", "start", "--type", "process"]
     argv += ["--pool", config.work_pool, "--name", f"{socket.gethostname()}-{os.getpid()}"]
     # The flow run is a child of the worker; it needs this environment's programs first.
