@@ -1,6 +1,9 @@
 # `make` alone lists the targets.
 SHELL := /bin/bash
 BIN := .venv/bin
+# The same large packages are imported by dozens of processes: without their byte code each start
+# takes several times as long.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup quickstart test lock clean
 .DEFAULT_GOAL := help

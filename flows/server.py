@@ -38,8 +38,9 @@ def orchestration(
 ) -> Iterator[Orchestration]:
     """A healthy server with the work pool and a worker, for as long as the block lasts.
 
-    The worker is always a new one. A server that ``PREFECT_API_URL`` names, or that answers on ``config.port``, is used and left
-    running. What had to be started is ended at the end of the block.
+    The worker is always a new one. A server that ``PREFECT_API_URL`` names, or that answers on
+    ``config.port``, is used and left running. What had to be started is ended at the end of the
+    block.
 
     Raises:
         ServerError: the port belongs to another program, or the server does not start.

@@ -1,0 +1,135 @@
+"""A whole real run: real Prefect, SGLang, Megatron-core and Mooncake on two cores."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from cells.checkpoint import latest_checkpoint
+from flows.follow import evaluations_of, updates_of
+from flows.plan import step_plan
+from storage.journal import read_journal
+from storage.layout import execution_id
+from storage.objects import Store
+from storage.records import (
+    Call,
+    ExecutionOutcome,
+    ExecutionResult,
+    Scored,
+    VerdictRecord,
+    decode,
+)
+from storage.run import Run
+from storage.samples import read_group
+from tests.flows.conftest import FinishedRun
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1000)]
+
+
+def executions(run: Run) -> list[str]:
+    return [
+        execution_id(query.query_id, member)
+        for step in range(run.config.training.steps)
+        for query in step_plan(run, step, 0).queries
+        for member in range(query.group_size)
+    ]
+
+
+def test_every_update_left_a_whole_line_of_metrics(smoke_run: FinishedRun) -> None:
+    run = smoke_run.run
+    updates = updates_of(run)
+    training = run.config.training
+    expected = [
+        (step, update)
+        for step in range(training.steps)
+        for update in range(training.updates_per_step)
+    ]
+    assert [(line.step, line.update) for line in updates] == expected
+    versions = [line.policy_version for line in updates]
+    assert versions == sorted(versions)
+    for line in updates:
+        assert line.executions == line.valid + line.excluded
+        assert line.staleness_max <= run.config.staleness.max
+    assert sum(line.executions for line in updates) == len(executions(run))
+
+
+def test_every_execution_ended_and_was_scored_once(smoke_run: FinishedRun) -> None:
+    run = smoke_run.run
+    for name in executions(run):
+        result = run.store.read_record(run.layout.execution_result(name), ExecutionResult)
+        assert result.outcome is not ExecutionOutcome.HOST_FAILED, result.detail
+        verdicts = run.store.children(run.layout.verdicts(name))
+        assert len(verdicts) == 1
+        key = f"{run.layout.verdicts(name)}/{verdicts[0]}"
+        verdict = run.store.read_record(key, VerdictRecord).verdict
+        assert isinstance(verdict, Scored)
+
+
+def test_calls_are_recorded_with_exact_prefixes(smoke_run: FinishedRun) -> None:
+    run = smoke_run.run
+    seen = 0
+    for name in executions(run):
+        lines = read_journal(run.store, run.layout.calls(name))
+        calls = {call.call_id: call for call in (decode(line, Call) for line in lines)}
+        for call in calls.values():
+            assert len(call.output_ids) == len(call.output_logprobs)
+            if call.parent is not None:
+                assert call.parent in calls
+            seen += 1
+    assert seen >= len(executions(run))
+
+
+def test_the_trainer_computes_the_recorded_log_probs(smoke_run: FinishedRun) -> None:
+    """On policy, that is in the first update of each step, every target's gap is under 1e-3."""
+    for line in updates_of(smoke_run.run):
+        if line.update == 0 and line.target_tokens:
+            assert line.logprob_gap_max < 1e-3
+
+
+def test_sealed_groups_hold_each_sampled_token_once(smoke_run: FinishedRun) -> None:
+    run = smoke_run.run
+    for step in range(run.config.training.steps):
+        for query in step_plan(run, step, 0).queries:
+            group = read_group(run.store, run.layout.group(query.query_id))
+            assert len(group.header.members) == query.group_size
+            for member in group.header.members:
+                own = [s for s in group.samples if s.execution_id == member.execution_id]
+                assert len(own) <= (run.config.trajectory.cap or len(own))
+                if own:
+                    assert sum(sample.weight for sample in own) == pytest.approx(1)
+
+
+def test_the_proof_names_real_parts(smoke_run: FinishedRun) -> None:
+    run = smoke_run.run
+    proof = orjson.loads(run.store.read(run.layout.manifest))
+    assert {"sglang", "megatron-core", "prefect"} <= set(proof["versions"])
+    assert any("mooncake" in package for package in proof["versions"])
+    assert set(proof["cells"]) == {"a", "b"}
+    for cell in proof["cells"].values():
+        assert cell["rollout"]["pid"] != cell["training"]["pid"]
+        assert cell["rollout"]["cpu_s"] > 0
+        assert cell["training"]["cpu_s"] > 0
+    moved = sum(cell["mooncake"]["read_bytes"] for cell in proof["cells"].values())
+    assert moved > 0
+    names = {run["name"] for runs in proof["prefect"]["task_runs"].values() for run in runs}
+    assert any(name.startswith("rollout") for name in names)
+
+
+def test_evaluations_before_and_after(smoke_run: FinishedRun) -> None:
+    evaluations = evaluations_of(smoke_run.run)
+    last = updates_of(smoke_run.run)[-1].policy_version
+    assert {0, last} <= set(evaluations)
+    for evaluation in evaluations.values():
+        assert 0 <= evaluation.pass_rate <= 1
+
+
+def test_the_last_checkpoint_is_whole(smoke_run: FinishedRun) -> None:
+    checkpoint = latest_checkpoint(smoke_run.run)
+    assert checkpoint is not None
+    assert checkpoint.manifest.version == updates_of(smoke_run.run)[-1].policy_version
+
+
+def test_nothing_is_left_running(smoke_run: FinishedRun) -> None:
+    assert smoke_run.left == ()
+    run = smoke_run.run
+    assert Store(run.store.url).children(f"{run.layout.prefix}/hosts") == []
