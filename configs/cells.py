@@ -119,7 +119,7 @@ class DebugConfig(Section):
     """Switches for experiments; never for a real run."""
 
     permute_rewards: bool = setting(
-        False, "Permute rewards inside the batch: nothing should be learned."
+        False, "Permute the rewards of each group before advantages: nothing should be learned."
     )
     evaluator_failure_share: float = setting(
         0.0, "Share of evaluations that fail at random.", unit="share", ge=0, le=1

@@ -54,6 +54,13 @@ class RunConfig(Section):
                 f"training.updates_per_step ({self.training.updates_per_step}): an update needs at "
                 f"least one group"
             )
+        oldest = self.training.updates_per_step - 1
+        if oldest > self.staleness.max:
+            raise ValueError(
+                f"training.updates_per_step ({self.training.updates_per_step}) makes the last "
+                f"update of a step train tokens that are {oldest} updates old, more than "
+                f"staleness.max ({self.staleness.max}) allows"
+            )
         if self.model.context > self.cells.kv_tokens:
             raise ValueError(
                 f"model.context ({self.model.context}) exceeds cells.kv_tokens "

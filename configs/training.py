@@ -31,13 +31,6 @@ class TrajectoryConfig(Section):
     )
 
 
-class RatioReference(StrEnum):
-    """What the policy's probability is divided by."""
-
-    BEHAVIOUR = "behaviour"
-    PROXIMAL = "proximal"
-
-
 class ExecutionMean(StrEnum):
     """What the loss of an execution averages over."""
 
@@ -69,11 +62,6 @@ class ObjectiveConfig(Section):
     clip_high: float = setting(
         4e-4, "The ratio is clipped above at 1 + this.", unit="1", ge=0, le=100
     )
-    reference: RatioReference = setting(
-        RatioReference.BEHAVIOUR,
-        "behaviour divides by the recorded probability; proximal by the trainer's own with the "
-        "weights of the step's start.",
-    )
     execution_mean: ExecutionMean = setting(
         ExecutionMean.TRAJECTORY,
         "An execution's loss is the mean over its trajectories, or weighted by target tokens.",
@@ -90,14 +78,6 @@ class ObjectiveConfig(Section):
     epsilon: float = setting(
         1e-4, "Added to the standard deviation of a group.", unit="1", ge=0, le=1
     )
-
-    @model_validator(mode="after")
-    def _reference_exists(self) -> ObjectiveConfig:
-        if self.reference is RatioReference.PROXIMAL:
-            raise ValueError(
-                "reference proximal can't be computed by this version; allowed: behaviour"
-            )
-        return self
 
 
 class TrainingConfig(Section):

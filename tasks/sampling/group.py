@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from configs.run import RunConfig
@@ -59,7 +60,10 @@ def build_group(
         for name in names
     ]
     rewards = [one.reward for one in settled]
-    advantages = group_advantages(rewards, config.training.objective)
+    credited = rewards
+    if config.debug.permute_rewards:
+        credited = permuted(rewards, f"{config.seed}/{query.query_id}")
+    advantages = group_advantages(credited, config.training.objective)
     samples: list[Sample] = []
     members: list[Member] = []
     for one, advantage in zip(settled, advantages, strict=True):
@@ -83,6 +87,14 @@ def build_group(
         spread=has_spread(rewards),
     )
     return seal(store, key, SealedGroup(header, tuple(samples)))
+
+
+def permuted(rewards: Sequence[float | None], seed: str) -> list[float | None]:
+    """The same rewards given to other valid members; those without one keep having none."""
+    valid = [reward for reward in rewards if reward is not None]
+    random.Random(seed).shuffle(valid)
+    shuffled = iter(valid)
+    return [None if reward is None else next(shuffled) for reward in rewards]
 
 
 def is_sealed(store: Store, layout: RunLayout, query: str) -> bool:

@@ -8,6 +8,7 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from cells.board import Board
+from cells.checkpoint import save_checkpoint
 from cells.client import DaemonClient
 from cells.scheduler import TrainingWork
 from storage.journal import append_line, read_lines
@@ -51,6 +52,12 @@ def train_stream(
         if work.expected:
             board.set_work(work)
 
+    def updated(metrics: UpdateMetrics) -> None:
+        logger.info("update %d: version %d", metrics.update, metrics.policy_version)
+        done, every = metrics.update + 1, run.config.training.checkpoint_every
+        if every and done % every == 0 and done < run.config.training.updates_per_step:
+            save_checkpoint(run, cells[core], epoch=epoch, step=step, update=done)
+
     updates = run_stream(
         store=run.store,
         layout=run.layout,
@@ -60,9 +67,7 @@ def train_stream(
         feed=feed,
         members=members,
         spent=_since_last_call(board),
-        on_update=lambda update: logger.info(
-            "update %d: version %d", update.update, update.policy_version
-        ),
+        on_update=updated,
         report=report,
     )
     keep_metrics(run, updates)

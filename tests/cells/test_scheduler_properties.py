@@ -237,7 +237,7 @@ class SplitCells(Cells):
         assert len(self.seen().heading(Role.TRAINING)) == training
 
 
-_BOUNDED = settings(max_examples=60, stateful_step_count=30, deadline=None)
+_BOUNDED = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestElastic = Cells.TestCase
 TestElastic.settings = _BOUNDED
 TestColocate = ColocatedCells.TestCase

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from configs.training import Baseline, ExecutionMean, ObjectiveConfig
 from tasks.sampling.advantages import group_advantages, trajectory_weights
+from tasks.sampling.group import permuted
 
 rewards = st.lists(
     st.one_of(st.none(), st.sampled_from([0.0, 0.25, 0.5, 1.0])), min_size=1, max_size=16
@@ -62,3 +63,11 @@ def test_weights_sum_to_one(counts, mean):
 def test_means_differ_as_named():
     assert trajectory_weights([1, 3], ExecutionMean.TRAJECTORY) == (0.5, 0.5)
     assert trajectory_weights([1, 3], ExecutionMean.TOKEN) == (0.25, 0.75)
+
+
+@given(st.lists(st.none() | st.floats(0, 1), max_size=12), st.text(max_size=8))
+def test_permuted_rewards_are_the_same_rewards(rewards: list[float | None], seed: str) -> None:
+    found = permuted(rewards, seed)
+    assert [reward is None for reward in found] == [reward is None for reward in rewards]
+    assert sorted(r for r in found if r is not None) == sorted(r for r in rewards if r is not None)
+    assert found == permuted(rewards, seed)
