@@ -84,7 +84,7 @@ class WarmStartConfig(Section):
         120, "Steps on clean, small demonstrations.", unit="steps", ge=1, le=1_000_000
     )
     full_steps: int = setting(
-        380, "Steps on demonstrations of the real task.", unit="steps", ge=1, le=1_000_000
+        300, "Steps on demonstrations of the real task.", unit="steps", ge=1, le=1_000_000
     )
     histories: int = setting(
         12, "Histories of demonstrations in a step.", unit="histories", ge=1, le=65_536
