@@ -23,14 +23,6 @@ class CellState:
     detail: str = ""
 
 
-@dataclass(frozen=True)
-class SwitchTimes:
-    """Seconds that all cells together spent switching since the board was made."""
-
-    seconds: float = 0.0
-    count: int = 0
-
-
 class Board:
     """Shared state with one lock; waiters are woken at each change.
 
@@ -48,7 +40,8 @@ class Board:
         self._began = time.monotonic()
         self._rollout_s = 0.0
         self._cells: dict[str, CellState] = {}
-        self._switches = SwitchTimes()
+        self._switch_s = 0.0
+        self._switching_since: float | None = None
         self._error: BaseException | None = None
         self._stopped = False
 
@@ -85,14 +78,17 @@ class Board:
             return time.monotonic() - self._began if self._live > 0 else self._rollout_s
 
     @property
-    def switches(self) -> SwitchTimes:
+    def switch_s(self) -> float:
+        """Seconds during which at least one cell was switching."""
         with self._changed:
-            return self._switches
+            since = self._switching_since
+            return self._switch_s + (0.0 if since is None else time.monotonic() - since)
 
     @property
     def stopped(self) -> bool:
+        """Whether the step is over, cancelled or can't go on."""
         with self._changed:
-            return self._stopped
+            return self._stopped or self._error is not None
 
     def cells(self) -> tuple[CellState, ...]:
         with self._changed:
@@ -118,19 +114,21 @@ class Board:
             self._changed.notify_all()
 
     def set_cells(self, cells: dict[str, CellState]) -> None:
+        switching = any(cell.role is Role.SWITCHING for cell in cells.values())
         with self._changed:
             self._cells = dict(cells)
+            if switching and self._switching_since is None:
+                self._switching_since = time.monotonic()
+            if not switching and self._switching_since is not None:
+                self._switch_s += time.monotonic() - self._switching_since
+                self._switching_since = None
             self._changed.notify_all()
 
-    def add_switch(self, seconds: float) -> None:
-        with self._changed:
-            old = self._switches
-            self._switches = SwitchTimes(old.seconds + seconds, old.count + 1)
-
     def fail(self, error: BaseException) -> None:
-        """The manager can't go on; everybody who waits gets ``error``."""
+        """The step can't go on; everybody who waits gets ``error``, the first one if several."""
         with self._changed:
-            self._error = error
+            if self._error is None:
+                self._error = error
             self._changed.notify_all()
 
     def stop(self) -> None:
@@ -140,7 +138,7 @@ class Board:
             self._changed.notify_all()
 
     def check(self) -> None:
-        """Raise what the manager failed with, if it did."""
+        """Raise what ``fail`` was given, if it was."""
         with self._changed:
             if self._error is not None:
                 raise self._error
@@ -148,18 +146,20 @@ class Board:
     def wait_change(self, limit_s: float) -> None:
         """Until anything changes, at most ``limit_s`` seconds."""
         with self._changed:
-            if not self._stopped:
+            if not self._stopped and self._error is None:
                 self._changed.wait(limit_s)
 
     def wait_serving(self, limit_s: float) -> None:
-        """Until a cell serves ``serve_version``.
+        """Until a cell serves ``serve_version``; at once when nothing lives or the step is over.
 
         Raises:
             TimeoutError: none does within ``limit_s``.
         """
         deadline = time.monotonic() + limit_s
-        while not self._stopped:
+        while True:
             self.check()
+            if self.stopped or self.live <= 0:
+                return
             if any(
                 cell.role is Role.ROLLOUT and cell.engine_version == self.serve_version
                 for cell in self.cells()

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import uvicorn
 from starlette.applications import Starlette
@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from storage.objects import Store
+from storage.objects import MissingObjectError, Store
 from storage.records import Record
 
 
@@ -155,10 +155,17 @@ class Daemon:
             try:
                 await self._until_stop(serving)
             finally:
+                self._stop.set()  # from here on nobody may adopt it
                 await self._close()
                 server.should_exit = True
                 await serving
-                await asyncio.to_thread(store.delete, key)
+                await asyncio.to_thread(self._forget, store, key)
+
+    def _forget(self, store: Store, key: str) -> None:
+        """Delete the registration, unless a successor has put its own there."""
+        with suppress(MissingObjectError):
+            if store.read_record(key, Registration).incarnation == self.incarnation:
+                store.delete(key)
 
     def _stop_at_signals(self) -> None:
         if threading.current_thread() is threading.main_thread():
@@ -176,6 +183,8 @@ class Daemon:
                     return
 
     async def _healthz(self, request: Request) -> Response:
+        if self._stop.is_set():
+            return JSONResponse({"error": f"{self.name} is stopping"}, 503)
         return JSONResponse(
             {
                 "name": self.name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -19,6 +20,7 @@ from storage.layout import RunLayout
 from storage.objects import StorageError, Store
 
 RENEWALS_PER_LEASE = 6
+FAILED_GRACE_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class LeaseKeeper:
     def __init__(self, lease_s: float) -> None:
         self._clients: list[DaemonClient] = []
         self._every_s = lease_s / RENEWALS_PER_LEASE
+        self._parent = os.getppid()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
         self._thread.start()
@@ -55,9 +58,13 @@ class LeaseKeeper:
 
     def _run(self) -> None:
         while not self._closed.wait(self._every_s):
+            if os.getppid() != self._parent:
+                # Whoever started this flow was killed and nobody can see or stop it any more.
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
             for client in tuple(self._clients):
                 # A daemon that is gone is noticed by whoever needs it, with a better reason.
-                with suppress(DaemonError):
+                with suppress(DaemonError, ValueError):
                     client.renew()
 
 
@@ -120,12 +127,20 @@ def _adopt(store: Store, layout: RunLayout, name: str) -> DaemonClient | None:
         client = DaemonClient.find(store, layout, name)
     except DaemonGoneError:
         return None
-    if client.alive():
+    if client.alive() and not _failed(client):
         client.renew()
         return client
     # Its registration stays until a new one replaces it: a gateway takes its old port from it.
     client.close()
     return None
+
+
+def _failed(client: DaemonClient) -> bool:
+    """Whether it is the host of a cell that has failed for ever; it is ended then."""
+    if client.registration.kind != "cell" or client.call("GET", "/status")["role"] != "failed":
+        return False
+    stop_daemons([client], FAILED_GRACE_S)
+    return True
 
 
 def _start(store: Store, layout: RunLayout, spec: DaemonSpec) -> int:

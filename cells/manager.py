@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from cells.board import Board, CellState
-from cells.client import DaemonClient, DaemonError, FencedError
+from cells.client import DaemonClient, DaemonError, DaemonGoneError, FencedError
+from cells.moves import SILENCE_S, Mover
 from cells.scheduler import (
     CellView,
     Move,
@@ -33,6 +35,9 @@ _SMOOTHING = 0.5
 """Weight of the newest measurement in the running means of switch times."""
 
 
+_SETTLE_POLL_S = 0.2
+
+
 class Decision(Record):
     """One row of the decisions journal."""
 
@@ -48,7 +53,7 @@ class Decision(Record):
 
 
 class NoCellsError(RuntimeError):
-    """No cell is left that works."""
+    """The core is lost, and with it the weights that the run goes on from."""
 
 
 @dataclass
@@ -84,17 +89,25 @@ class Manager:
         report: Callable[[Decision], None],
     ) -> None:
         self._config = config
-        self._cells = dict(cells)
         self._core = next(cell.name for cell in config.cells.cells if cell.core)
-        self._gateway = gateway
+        self._mover = Mover(
+            store=store,
+            layout=layout,
+            config=config,
+            cells=cells,
+            core=self._core,
+            gateway=gateway,
+            epoch=epoch,
+        )
+        self._names = tuple(cells)
         self._policy = policy
         self._board = board
         self._step = step
-        self._epoch = epoch
         self._report = report
         self._journal = Journal(store, layout.decisions)
         self._state: dict[str, CellState] = {}
         self._moving: dict[str, _Moving] = {}
+        self._silent: dict[str, float] = {}
         self._timings = Timings(to_training_s=1.0, to_rollout_s=1.0)
         self._workers = ThreadPoolExecutor(len(cells), thread_name_prefix="switch")
 
@@ -103,11 +116,11 @@ class Manager:
 
         Raises:
             FencedError: a newer manager has taken over.
-            NoCellsError: every cell has failed.
+            NoCellsError: the core has failed.
         """
         try:
-            for name in self._cells:
-                self._state[name] = self._adopt(name)
+            for name in self._names:
+                self._adopt(name)
             self._board.set_cells(self._state)
             while not self._board.stopped:
                 self._finish_moves()
@@ -125,12 +138,14 @@ class Manager:
                 self._finish_moves()
             self._journal.close()
 
-    def _adopt(self, name: str) -> CellState:
-        """The cell as it is; a serving one is made to serve this step's version."""
-        status = self._cells[name].call("GET", "/status")
-        role = {"rollout": Role.ROLLOUT, "training": Role.TRAINING}.get(status["role"])
-        if role is None:
-            raise DaemonError(f"{name}: role {status['role']}: {status.get('detail', '')}")
+    def _adopt(self, name: str) -> None:
+        """Take the cell as it is; a serving one is made to serve this step's version."""
+        try:
+            status = self._settled_status(name)
+        except DaemonError as error:
+            self._lose(name, str(error))
+            return
+        role = Role.ROLLOUT if status["role"] == "rollout" else Role.TRAINING
         state = CellState(
             name=name,
             role=role,
@@ -140,25 +155,46 @@ class Manager:
             engine_version=status["engine"]["version"],
             replica_version=status["replica"]["version"],
         )
-        if role is Role.ROLLOUT:
+        self._state[name] = state
+        if role is Role.ROLLOUT and self._board.live > 0:
             if state.engine_version == self._board.serve_version:
-                self._announce(name, "serving")
-            elif self._board.live > 0:
-                move = Move(name, Role.ROLLOUT, "serves an older version")
-                self._begin(move, state)
-                return self._state[name]
-        return state
+                self._mover.announce(name, "serving", self._board.serve_version)
+            else:
+                self._begin(Move(name, Role.ROLLOUT, "serves an older version"), state)
+
+    def _settled_status(self, name: str) -> dict[str, Any]:
+        """The status of a cell when a switch that an earlier manager began has ended.
+
+        Raises:
+            DaemonError: it can't be asked, has failed, or goes on switching.
+        """
+        deadline = time.monotonic() + self._config.cells.switch_limit_s
+        while True:
+            status = self._mover.status(name)
+            if status["role"] in ("rollout", "training"):
+                return status
+            if status["role"] == "failed" or time.monotonic() > deadline:
+                raise DaemonError(f"{name}: role {status['role']}: {status.get('detail', '')}")
+            time.sleep(_SETTLE_POLL_S)
 
     def _refresh(self) -> None:
-        """Notice cells that died."""
+        """Notice cells that died. One that is only slow gets a minute."""
         for name, state in list(self._state.items()):
             if name in self._moving:
                 continue
             try:
-                status = self._cells[name].call("GET", "/status", limit_s=10)
-            except DaemonError as error:
+                status = self._mover.status(name)
+            except FencedError:
+                raise
+            except DaemonGoneError as error:
                 self._lose(name, str(error))
                 continue
+            except DaemonError as error:
+                since = self._silent.setdefault(name, time.monotonic())
+                if time.monotonic() - since > SILENCE_S:
+                    self._lose(name, str(error))
+                continue
+            self._silent.pop(name, None)
             if status["role"] == "failed":
                 self._lose(name, status.get("detail", ""))
                 continue
@@ -170,17 +206,27 @@ class Manager:
 
     def _lose(self, name: str, why: str) -> None:
         self._state.pop(name, None)
-        with suppress(DaemonError):
-            self._gateway.call(
-                "DELETE", f"/admin/cells/{name}", params={"epoch": self._epoch}, limit_s=10
-            )
+        self._mover.forget(name)
         self._record(Move(name, Role.SWITCHING, "left out: the cell has failed"), 0.0, why)
-        if name == self._core or not self._state:
-            raise NoCellsError(f"cell {name} has failed: {why}")
+        if name == self._core:
+            raise NoCellsError(f"the core, cell {name}, has failed: {why}")
+
+    def _gateway_state(self) -> dict[str, Any]:
+        """What the gateway says; a restarted one is told of the serving cells again.
+
+        Raises:
+            DaemonError: it is silent for a minute.
+        """
+        state = self._mover.gateway_state(until=lambda: self._board.stopped)
+        for name, cell in self._state.items():
+            serving = cell.role is Role.ROLLOUT and cell.engine_version == self._board.serve_version
+            if serving and self._board.live > 0 and name not in state["cells"]:
+                self._mover.announce(name, "serving", self._board.serve_version)
+        return state
 
     def _snapshot(self) -> Snapshot:
         live = max(self._board.live, 0)
-        gateway = self._gateway.call("GET", "/admin/state", limit_s=10)
+        gateway = self._gateway_state()
         running = min(live, sum(cell["live"] for cell in gateway["cells"].values()))
         serve = self._board.serve_version
         views = tuple(
@@ -213,8 +259,11 @@ class Manager:
     def _begin(self, move: Move, state: CellState) -> None:
         now = time.monotonic()
         self._state[move.cell_id] = replace(state, role=Role.SWITCHING, target=move.to, since=now)
-        carry = self._to_training if move.to is Role.TRAINING else self._to_rollout
-        done = self._workers.submit(carry, move.cell_id)
+        if move.to is Role.TRAINING:
+            done = self._workers.submit(self._mover.to_training, move.cell_id)
+        else:
+            version = self._board.serve_version
+            done = self._workers.submit(self._mover.to_rollout, move.cell_id, version)
         self._moving[move.cell_id] = _Moving(move, now, max(self._board.live, 0), done)
 
     def _finish_moves(self) -> None:
@@ -224,7 +273,6 @@ class Manager:
             del self._moving[name]
             now = time.monotonic()
             seconds = now - moving.since
-            self._board.add_switch(seconds)
             error = moving.done.exception()
             self._record(moving.move, seconds, str(error or ""), moving.waterlevel)
             if isinstance(error, FencedError):
@@ -246,56 +294,6 @@ class Manager:
         old = getattr(self._timings, field)
         mean = _SMOOTHING * seconds + (1 - _SMOOTHING) * old
         self._timings = replace(self._timings, **{field: mean})
-
-    def _to_training(self, name: str) -> None:
-        """New calls go elsewhere, running ones are re-issued elsewhere, then the role changes."""
-        self._announce(name, "leaving")
-        self._set_role(name, "training")
-
-    def _to_rollout(self, name: str) -> None:
-        """Weights of the step's version come first, from the core where this cell lacks them."""
-        version = self._board.serve_version
-        status = self._cells[name].call("GET", "/status")
-        if status["engine"]["version"] != version and status["replica"]["version"] != version:
-            self._pull(name, version)
-        self._set_role(name, "rollout", version)
-        self._announce(name, "serving")
-
-    def _pull(self, name: str, version: int) -> None:
-        limit = self._config.cells.switch_limit_s
-        core = self._cells[self._core]
-        published = core.call(
-            "POST", "/replica/publish", {"epoch": self._epoch, "args": {}}, limit_s=limit
-        )
-        answer = self._cells[name].call(
-            "POST",
-            "/replica/pull",
-            {"epoch": self._epoch, "args": {"descriptor": published["descriptor"]}},
-            limit_s=limit,
-        )
-        if answer["version"] != version:
-            raise DaemonError(
-                f"{name}: pulled version {answer['version']} from the core, the step serves "
-                f"version {version}"
-            )
-
-    def _set_role(self, name: str, role: str, version: int | None = None) -> None:
-        body = {"epoch": self._epoch, "role": role, "version": version}
-        limit = self._config.cells.switch_limit_s
-        self._cells[name].call("POST", "/role", body, limit_s=limit)
-
-    def _announce(self, name: str, state: str) -> None:
-        engine = self._cells[name].call("GET", "/status")["engine"]
-        body = {
-            "epoch": self._epoch,
-            "url": engine["url"],
-            "token": engine.get("token"),
-            "capacity": self._config.cells.executions_per_cell,
-            "version": self._board.serve_version,
-            "state": state,
-        }
-        limit = self._config.cells.switch_limit_s
-        self._gateway.call("PUT", f"/admin/cells/{name}", body, limit_s=limit)
 
     def _record(self, move: Move, seconds: float, failed: str, waterlevel: int = 0) -> None:
         decision = Decision(

@@ -14,13 +14,20 @@ from rich.table import Table
 
 from cells.scheduler import POLICY_NAMES
 from cells.simulation import report
+from cells.simulation.alternatives import (
+    alternatives_columns,
+    alternatives_rows,
+    alternatives_value,
+    compare_alternatives,
+)
 from cells.simulation.compare import Comparison, compare
 from cells.simulation.durations import read_durations, with_durations
 from cells.simulation.picture import html_table, page
 from cells.simulation.plan import Hardware, plan
-from cells.simulation.published import compare_published
-from cells.simulation.recorded import workload_from_run
+from cells.simulation.published import compare_published, published_workloads
+from cells.simulation.recorded import recorded_times, workload_from_run
 from cells.simulation.rollout import SimulationError
+from cells.simulation.words import facts, recorded_facts
 from cells.simulation.workload import Origin, Source, Workload, load_workload
 from configs.load import ConfigError
 from configs.workloads import workload_path
@@ -52,6 +59,9 @@ SetOption = Annotated[
 ]
 SeedsOption = Annotated[
     int, typer.Option("--seeds", min=1, max=1000, help="Simulations of each figure.")
+]
+FirstSeedOption = Annotated[
+    int, typer.Option("--first-seed", min=0, help="The seed of the first of them.")
 ]
 FromRunOption = Annotated[
     str | None, typer.Option("--from-run", metavar="RUN", help="Simulate a recorded run.")
@@ -86,6 +96,13 @@ def simulate(
         typer.Option("--policy", help=f"Only this policy: {', '.join(POLICY_NAMES)}. Repeatable."),
     ] = None,
     seeds: SeedsOption = 5,
+    first_seed: FirstSeedOption = 0,
+    assumptions: Annotated[
+        bool,
+        typer.Option(
+            "--assumptions", help="Published workloads: the figures under other assumptions."
+        ),
+    ] = False,
     as_json: JsonOption = False,
     report_file: Annotated[
         Path | None,
@@ -93,26 +110,35 @@ def simulate(
     ] = None,
 ) -> None:
     """Simulate cells under every policy, on the same executions."""
+    drawn = range(first_seed, first_seed + seeds)
     try:
-        if config == _PUBLISHED:
+        if config == _PUBLISHED or assumptions:
             if from_run or durations or policy or settings:
-                _fail("published takes no --from-run, --durations, --set or --policy")
-            _published(range(seeds), as_json, report_file)
+                _fail(
+                    "published and --assumptions take no --from-run, --durations, --set or --policy"
+                )
+            if assumptions:
+                _assumptions(config, drawn, as_json, report_file)
+            else:
+                _published(drawn, as_json, report_file)
             return
         workload = _changed(_workload(config, from_run, root, durations), settings or ())
         unknown = [name for name in policy or () if name not in POLICY_NAMES]
         if unknown:
             _fail(f"no policy {unknown[0]!r}; there are {', '.join(POLICY_NAMES)}")
-        comparison = compare(workload, range(seeds), policy or POLICY_NAMES, _progress)
+        recorded = recorded_times(open_run(absolute_root(root), from_run)) if from_run else None
+        comparison = compare(workload, drawn, policy or POLICY_NAMES, _progress)
         if report_file:
             _write_page(report_file, workload.name, [_html_comparison(comparison)], [comparison])
     except _EXPECTED as error:
         _fail(str(error))
     if as_json:
-        _print_json(report.comparison_value(comparison))
+        _print_json(report.comparison_value(comparison, recorded))
         return
     _print_table(workload.name, report.COMPARISON_COLUMNS, report.comparison_rows(comparison))
-    _OUT.print(_facts(comparison), highlight=False)
+    _OUT.print(facts(comparison), highlight=False)
+    if recorded:
+        _OUT.print(recorded_facts(recorded, comparison), highlight=False)
 
 
 def plan_cells(
@@ -204,22 +230,26 @@ def _published(seeds: Sequence[int], as_json: bool, report_file: Path | None) ->
         return
     _print_table("Published and simulated", report.PUBLISHED_COLUMNS, report.published_rows(rows))
     for comparison in comparisons:
-        _OUT.print(_facts(comparison), highlight=False)
+        _OUT.print(facts(comparison), highlight=False)
 
 
-def _facts(comparison: Comparison) -> str:
-    workload = comparison.workload
-    return (
-        f"{workload.name}: {len(comparison.seeds)} seeds; elastic gains at most "
-        f"{comparison.colocate_limit:.3f} over Colocate with {workload.cells.count} cells; "
-        f"fitted: {_names(workload, Origin.FITTED)}; "
-        f"chosen with the published gains in view: {_names(workload, Origin.CHOSEN)}"
-    )
-
-
-def _names(workload: Workload, origin: Origin) -> str:
-    names = workload.of_origin(origin)
-    return f"{len(names)} ({', '.join(names)})" if names else "none"
+def _assumptions(
+    config: str | None, seeds: Sequence[int], as_json: bool, report_file: Path | None
+) -> None:
+    names = tuple(published_workloads())
+    if config != _PUBLISHED and config not in names:
+        _fail(f"--assumptions knows {_PUBLISHED} and {', '.join(names)}")
+    if report_file:
+        _fail("--assumptions writes no --report")
+    chosen = names if config == _PUBLISHED else (str(config),)
+    variations = compare_alternatives(chosen, seeds, _progress)
+    if as_json:
+        _print_json(alternatives_value(variations))
+        return
+    for name in chosen:
+        own = [variation for variation in variations if variation.workload == name]
+        columns = alternatives_columns(own[0])
+        _print_table(own[0].rows[0].name, columns, alternatives_rows(own))
 
 
 def _html_comparison(comparison: Comparison) -> str:
@@ -236,7 +266,8 @@ def _write_page(
 def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     table = Table(title=title)
     for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 else "right")
+        first = number == 0
+        table.add_column(column, justify="left" if first else "right", no_wrap=first)
     for row in rows:
         table.add_row(*row)
     _OUT.print(table)

@@ -67,10 +67,13 @@ class HostApi:
 
     async def _status(self, request: Request) -> dict[str, Any]:
         cell = self._cell
-        engine_s, replica_s = await asyncio.gather(
-            asyncio.to_thread(cpu_seconds, cell.engine.pid),
-            asyncio.to_thread(cpu_seconds, cell.replica.pid),
-        )
+        # Walking the processes costs more than all the rest, and the manager asks twice a second.
+        engine_s = replica_s = None
+        if "cpu" in request.query_params:
+            engine_s, replica_s = await asyncio.gather(
+                asyncio.to_thread(cpu_seconds, cell.engine.pid),
+                asyncio.to_thread(cpu_seconds, cell.replica.pid),
+            )
         assert self._daemon is not None
         return {
             "cell": cell.name,

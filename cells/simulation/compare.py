@@ -61,6 +61,18 @@ class Comparison:
         pairs = zip(self.outcomes[policy], self.bounds, strict=True)
         return Spread.over(bound.for_lag(lag) / outcome.seconds for outcome, bound in pairs)
 
+    def training_wait(self, policy: str) -> Spread:
+        """Share of its cells' time in training that they wait for micro-steps, step or weights."""
+        return Spread.over(outcome.training_wait for outcome in self.outcomes[policy])
+
+    @property
+    def saved_by_streaming(self) -> Spread | None:
+        """Share of Async's hours that streaming takes off; None where either was not simulated."""
+        if not {"async", "async_streaming"} <= set(self.outcomes):
+            return None
+        kept = self.ratio("async_streaming", "async")
+        return Spread(1 - kept.median, 1 - kept.high, 1 - kept.low)
+
     def query_share_beyond(self, policy: str, seconds: float) -> Spread:
         """Share of queries whose longest execution ran at least so long."""
         return Spread.over(_beyond(outcome, seconds)[0] for outcome in self.outcomes[policy])

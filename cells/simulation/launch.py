@@ -23,7 +23,8 @@ def launching(
     """The process that launches every query of a run, as the policy's pipeline asks for."""
     if pipeline.lag and batch.async_launch is AsyncLaunch.WINDOW:
         return _within_window(batch, trainer, launch)
-    return _in_steps(batch, pipeline.lag, trainer, rollouts_ended, launch)
+    lag = 0 if batch.async_launch is AsyncLaunch.BURSTS else pipeline.lag
+    return _in_steps(batch, lag, trainer, rollouts_ended, launch)
 
 
 def groups_together(batch: BatchModel, pipeline: Pipeline) -> int:

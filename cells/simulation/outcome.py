@@ -81,3 +81,9 @@ class Outcome:
     def switching_s(self) -> float:
         """Cell-seconds spent in switches."""
         return sum(i.end - i.start for i in self.intervals if i.role is Role.SWITCHING)
+
+    @property
+    def training_wait(self) -> float:
+        """Share of the cells' time in training without a micro-step; zero if none ever trained."""
+        there = sum(i.end - i.start for i in self.intervals if i.role is Role.TRAINING)
+        return 1 - self.training_busy_s / there if there else 0.0

@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict
 
 from cells.simulation.compare import Comparison, Spread, compare
-from cells.simulation.workload import Workload, load_workload
+from cells.simulation.workload import Origin, Workload, load_workload
 from configs.workloads import workload_path
 
 _FIGURES = Path(__file__).with_name("figures.yaml")
@@ -27,7 +27,7 @@ class Kind(StrEnum):
     SAVED = "saved"
     """Share of Async's hours that streaming takes off."""
     BEYOND_4H = "beyond_4h"
-    """Share of queries that ran for at least four hours, under elastic."""
+    """Share of queries that ran for at least four hours."""
     TIMED_OUT_BEYOND_4H = "timed_out_beyond_4h"
     """Among those, the share whose longest execution ended in the timeout."""
 
@@ -44,6 +44,15 @@ class Figure(BaseModel):
     high: float
     fitted: bool
 
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The policies that have to be simulated for it."""
+        if self.kind is Kind.GAIN:
+            return (self.baseline, "elastic")
+        if self.kind is Kind.SAVED:
+            return ("async", "async_streaming")
+        return (self.baseline,)
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -53,6 +62,8 @@ class Row:
     name: str
     simulated: Spread
     limit: float | None
+    chosen: tuple[str, ...]
+    """Parameters that were settled with the figures in view and on which this one depends."""
 
     @property
     def off(self) -> float:
@@ -101,10 +112,18 @@ def row_for(figure: Figure, comparison: Comparison) -> Row:
         simulated = comparison.ratio(figure.baseline, "elastic")
         limit = comparison.colocate_limit if figure.baseline == "colocate" else None
     elif figure.kind is Kind.SAVED:
-        kept = comparison.ratio("async_streaming", "async")
-        simulated = Spread(1 - kept.median, 1 - kept.high, 1 - kept.low)
+        assert comparison.saved_by_streaming is not None
+        simulated = comparison.saved_by_streaming
     elif figure.kind is Kind.BEYOND_4H:
         simulated = comparison.query_share_beyond("elastic", 4 * 3600)
     else:
         simulated = comparison.timed_out_share_beyond("elastic", 4 * 3600)
-    return Row(figure, comparison.workload.name, simulated, limit)
+    chosen = _chosen(figure, comparison.workload)
+    return Row(figure, comparison.workload.name, simulated, limit, chosen)
+
+
+def _chosen(figure: Figure, workload: Workload) -> tuple[str, ...]:
+    chosen = workload.of_origin(Origin.CHOSEN)
+    if any(policy.startswith("async") for policy in figure.policies):
+        return chosen
+    return tuple(name for name in chosen if not name.split(".")[1].startswith("async"))

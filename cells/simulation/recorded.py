@@ -56,6 +56,40 @@ class Recording:
         return fmean(seconds) if seconds else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedTimes:
+    """Seconds of a run, to set beside the simulated ones.
+
+    `wall_s` goes from the start of the first execution to the end of the last update. What it has
+    beyond the other three, where these do not overlap, the simulation does not know: scoring, the
+    building of samples, and the start of a step.
+    """
+
+    policy: str
+    wall_s: float
+    rollout_s: float
+    train_s: float
+    switch_s: float
+
+
+def recorded_times(run: Run) -> RecordedTimes:
+    """The seconds that the run recorded of itself.
+
+    Raises:
+        RecordedRunError: if no execution has ended, or nothing was called or trained.
+    """
+    recording = read_recording(run)
+    updates = recording.updates
+    began = min(result.started_at for _, result in recording.executions)
+    return RecordedTimes(
+        policy=run.config.cells.policy.value,
+        wall_s=max(update.ended_at for update in updates) - began,
+        rollout_s=sum(update.rollout_s for update in updates),
+        train_s=sum(update.train_s for update in updates),
+        switch_s=sum(update.switch_s for update in updates),
+    )
+
+
 def active_seconds(result: ExecutionResult) -> float:
     """How long an execution ran, without its waiting in the gateway."""
     return max(result.ended_at - result.started_at - result.waited_s, 1e-3)

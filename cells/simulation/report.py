@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from cells.simulation.compare import Comparison, Spread
 from cells.simulation.plan import Option
-from cells.simulation.published import Kind, Row
+from cells.simulation.published import Figure, Kind, Row
+from cells.simulation.recorded import RecordedTimes
 from cells.simulation.workload import Origin
 
 COMPARISON_COLUMNS = (
@@ -26,7 +28,8 @@ PUBLISHED_COLUMNS = (
     "simulated",
     "spread",
     "off",
-    "",
+    "fitted",
+    "chosen",
 )
 PLAN_COLUMNS = (
     "cells",
@@ -50,18 +53,21 @@ _WORDS = {
 def published_value(rows: Sequence[Row], comparisons: Sequence[Comparison]) -> dict[str, Any]:
     """The object that `gyre simulate published --json` prints."""
     return {
-        "rows": [_row_value(row) for row in rows],
+        "rows": [row_value(row) for row in rows],
         "workloads": [comparison_value(comparison) for comparison in comparisons],
     }
 
 
-def comparison_value(comparison: Comparison) -> dict[str, Any]:
-    """One workload under every policy; hours, updates and shares."""
+def comparison_value(
+    comparison: Comparison, recorded: RecordedTimes | None = None
+) -> dict[str, Any]:
+    """One workload under every policy; hours, updates and shares, and what a run recorded."""
     workload = comparison.workload
     fitted = workload.of_origin(Origin.FITTED)
     chosen = workload.of_origin(Origin.CHOSEN)
     return {
         "workload": workload.name,
+        "recorded": asdict(recorded) if recorded else None,
         "seeds": list(comparison.seeds),
         "cells": workload.cells.count,
         "updates": workload.batch.updates,
@@ -70,6 +76,7 @@ def comparison_value(comparison: Comparison) -> dict[str, Any]:
         "chosen_parameters": list(chosen),
         "chosen_count": len(chosen),
         "colocate_limit": comparison.colocate_limit,
+        "saved_by_streaming": spread_value(comparison.saved_by_streaming),
         "bounds_hours": [
             {
                 "work": bound.work_s / 3600,
@@ -91,8 +98,8 @@ def comparison_rows(comparison: Comparison) -> list[tuple[str, ...]]:
         rows.append(
             (
                 name,
-                f"{hours.median:.2f}",
-                f"{hours.low:.2f} to {hours.high:.2f}",
+                _hours(hours.median),
+                f"{_hours(hours.low)} to {_hours(hours.high)}",
                 f"{comparison.ratio(name, 'elastic').median:.3f}" if over else "",
                 f"{comparison.staleness(name).median:.2f}",
                 f"{comparison.share_of_bound(name).median:.1%}",
@@ -107,15 +114,21 @@ def published_rows(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     return [
         (
             row.name,
-            _WORDS[row.figure.kind].format(row.figure.baseline),
-            _range(row.figure.low, row.figure.high),
+            figure_name(row.figure),
+            number_range(row.figure.low, row.figure.high),
             f"{row.simulated.median:.3f}",
             f"{row.simulated.low:.3f} to {row.simulated.high:.3f}",
             f"{row.off:+.1%}",
-            "fitted" if row.figure.fitted else "not fitted",
+            "yes" if row.figure.fitted else "no",
+            f"{len(row.chosen)}",
         )
         for row in rows
     ]
+
+
+def figure_name(figure: Figure) -> str:
+    """A figure in words."""
+    return _WORDS[figure.kind].format(figure.baseline)
 
 
 def plan_value(options: Sequence[Option]) -> dict[str, Any]:
@@ -162,7 +175,8 @@ def spread_value(spread: Spread | None) -> dict[str, float] | None:
     return {"median": spread.median, "low": spread.low, "high": spread.high}
 
 
-def _row_value(row: Row) -> dict[str, Any]:
+def row_value(row: Row) -> dict[str, Any]:
+    """A published figure beside the simulated one, as an object."""
     figure = row.figure
     return {
         "workload": row.name,
@@ -174,6 +188,8 @@ def _row_value(row: Row) -> dict[str, Any]:
         "simulated_low": row.simulated.low,
         "simulated_high": row.simulated.high,
         "fitted": figure.fitted,
+        "chosen_assumptions": len(row.chosen),
+        "chosen": list(row.chosen),
         "off": row.off,
         "within_10_percent": row.within,
         "limit": row.limit,
@@ -186,6 +202,7 @@ def _policy_value(comparison: Comparison, name: str) -> dict[str, Any]:
         "hours": spread_value(comparison.hours(name)),
         "mean_staleness": spread_value(comparison.staleness(name)),
         "share_of_bound": spread_value(comparison.share_of_bound(name)),
+        "training_wait": spread_value(comparison.training_wait(name)),
         "trained_tokens": [outcome.tokens for outcome in outcomes],
         "switches": [outcome.switches for outcome in outcomes],
         "switching_cell_hours": [outcome.switching_s / 3600 for outcome in outcomes],
@@ -195,5 +212,11 @@ def _policy_value(comparison: Comparison, name: str) -> dict[str, Any]:
     }
 
 
-def _range(low: float, high: float) -> str:
+def number_range(low: float, high: float) -> str:
+    """One number, or the two ends."""
     return f"{low:g}" if low == high else f"{low:g} to {high:g}"
+
+
+def _hours(value: float) -> str:
+    """Hours with two decimals; a run of minutes needs more."""
+    return f"{value:.2f}" if value >= 1 else f"{value:.3g}"

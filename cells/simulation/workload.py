@@ -125,10 +125,14 @@ class CellModel(_Part):
 
 
 class AsyncLaunch(StrEnum):
-    """When a policy with a lag launches: query by query in a window, or step by step."""
+    """When a policy with a lag launches the next queries."""
 
     WINDOW = "window"
+    """Query by query, as many as give the mean staleness of the bursts."""
     STEPS = "steps"
+    """Step by step, while the step before is trained."""
+    BURSTS = "bursts"
+    """Step by step, when the step before is trained: no overlap, as the policies without a lag."""
 
 
 class BatchModel(_Part):

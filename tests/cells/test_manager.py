@@ -26,6 +26,7 @@ class FakeCell:
         self.name = f"cell-{name}"
         self.role = role
         self.engine = self.replica = version
+        self.epoch = 1
         self.fail_role: str | None = None
         self.calls: list[str] = []
 
@@ -48,6 +49,7 @@ class FakeCell:
             return {"version": self.replica}
         return {
             "role": self.role,
+            "epoch": self.epoch,
             "engine": {"url": f"http://{self.name}", "version": self.engine, "token": "t"},
             "replica": {"version": self.replica},
             "detail": "",
@@ -59,13 +61,10 @@ class FakeGateway:
 
     def __init__(self) -> None:
         self.cells: dict[str, str] = {}
-        self.fenced = False
 
     def call(
         self, method: str, path: str, body: Any = None, *, limit_s: float = 0, params: Any = None
     ) -> dict[str, Any]:
-        if self.fenced:
-            raise FencedError("epoch 1 is older than 2")
         name = path.rsplit("/", 1)[-1]
         if method == "PUT":
             self.cells[name] = body["state"]
@@ -83,7 +82,7 @@ class Rig:
         self.board = Board(live=live, serve_version=version)
         self.decisions: list[Decision] = []
         self.decided = threading.Condition()
-        config = RunConfig.model_validate({"cells": {"decide_every_s": 0.05}})
+        config = RunConfig.model_validate({"cells": {"decide_every_s": 0.05, "switch_limit_s": 1}})
         self.manager = Manager(
             store=Store(folder),
             layout=RunLayout("r"),
@@ -197,6 +196,39 @@ def test_without_the_core_everybody_who_waits_gets_the_reason(tmp_path: Path) ->
 def test_a_fenced_manager_stops(tmp_path: Path) -> None:
     rig = Rig(tmp_path, live=1)
     rig.board.wait_serving(LIMIT_S)
-    rig.gateway.fenced = True
+    rig.cells["b"].epoch = 2
     rig.thread.join(LIMIT_S)
     assert isinstance(rig.error, FencedError)
+    assert rig.board.stopped
+
+
+def test_a_restarted_gateway_is_told_of_the_cells_again(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, live=1)
+    rig.board.wait_serving(LIMIT_S)
+    rig.gateway.cells.clear()
+    for _ in range(200):
+        if rig.gateway.cells == {"a": "serving", "b": "serving"}:
+            break
+        rig.board.wait_change(0.1)
+    rig.end()
+    assert rig.gateway.cells == {"a": "serving", "b": "serving"}
+
+
+@pytest.mark.parametrize("role", ["failed", "switching"])
+def test_a_satellite_that_can_not_be_adopted_is_left_out(tmp_path: Path, role: str) -> None:
+    rig = Rig(tmp_path, live=1, b=FakeCell("b", role=role))
+    rig.board.wait_serving(LIMIT_S)
+    rig.end()
+    assert rig.error is None
+    assert [cell.name for cell in rig.board.cells()] == ["a"]
+
+
+def test_a_core_ahead_of_its_step_is_left_as_it_is_when_nothing_lives(tmp_path: Path) -> None:
+    """After a kill between an update and the end of its step: only training is left to do."""
+    ahead = FakeCell("a", version=2)
+    rig = Rig(tmp_path, live=0, version=0, a=ahead, b=FakeCell("b", version=2))
+    rig.board.set_work(TrainingWork(expected=1))
+    rig.wait_roles(Role.TRAINING, 2)
+    rig.end()
+    assert rig.error is None
+    assert ahead.engine == 2
