@@ -52,6 +52,10 @@ class LeaseKeeper:
         """Renew this daemon's lease too."""
         self._clients.append(client)
 
+    def clients(self) -> list[DaemonClient]:
+        """The daemons whose leases it renews."""
+        return list(self._clients)
+
     def close(self) -> None:
         self._closed.set()
         self._thread.join(timeout=10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from importlib.metadata import version
 from typing import Annotated
 
@@ -56,7 +57,10 @@ config_cli.register(app)
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line. A closed terminal or a SIGTERM ends it as Ctrl-C does: what it started
+    is ended too."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
     app()
 
 

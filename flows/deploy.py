@@ -6,7 +6,6 @@ from typing import Any, cast
 from uuid import UUID
 
 from prefect import Flow
-from prefect.client.schemas.objects import ConcurrencyLimitConfig
 from prefect.deployments.runner import RunnerDeployment
 from prefect.types.entrypoint import EntrypointType
 
@@ -14,12 +13,15 @@ from flows.evaluate import evaluate
 from flows.train import train
 
 _FLOWS: dict[str, Flow[Any, Any]] = {"train": train, "evaluate": evaluate}
-_PARALLEL_RUNS = 1
-"""Two runs on one machine would share its cells' cores."""
 
 
-def deploy(work_pool: str) -> dict[str, UUID]:
-    """Create or update the deployment of every flow and return their ids by flow name."""
+def deploy(work_pool: str, root: str) -> dict[str, UUID]:
+    """Create or update the deployment of every flow and return their ids by flow name.
+
+    Args:
+        root: absolute folder or URL of the storage, the default of runs that are started in the UI:
+            a worker runs them in a folder of its own, where a relative one would be lost.
+    """
     ids = {}
     for name, flow in _FLOWS.items():
         deployment = RunnerDeployment.from_flow(
@@ -28,7 +30,7 @@ def deploy(work_pool: str) -> dict[str, UUID]:
             work_pool_name=work_pool,
             description=flow.description,
             tags=["gyre"],
-            concurrency_limit=ConcurrencyLimitConfig(limit=_PARALLEL_RUNS),
+            parameters={"root": root},
             # By module, so that a worker needs the installed package and no folder.
             entrypoint_type=EntrypointType.MODULE_PATH,
         )

@@ -13,12 +13,13 @@ from cells.epoch import take_epoch
 from cells.task import manage_cells
 from flows.hosts import find_hosts, hosts_of
 from flows.plan import evaluation_queries
-from flows.rollouts import roll_out, runner_for
+from flows.rollouts import living, roll_out, runner_for
 from flows.warm_start import warm_start
 from storage.layout import execution_id
 from storage.objects import MissingObjectError
 from storage.records import Evaluation, QueryPlan, Scored
 from storage.run import Run, open_run
+from tasks.sampling.guard import TooManyExcludedError
 from tasks.scoring.verdicts import newest_verdict
 
 
@@ -30,6 +31,8 @@ def evaluate(root: str, run_id: str, version: int | None = None) -> str:
     """
     run = open_run(root, run_id)
     say = get_run_logger().info
+    if version is not None and run.store.exists(run.layout.evaluation(version)):
+        return run.layout.evaluation(version)
     checkpoint = latest_checkpoint(run) if version is None else find_checkpoint(run, version)
     if checkpoint is not None:
         policy, number = checkpoint.policy_key, checkpoint.manifest.version
@@ -58,8 +61,7 @@ def _roll_out_held_out(root: str, run_id: str, version: int) -> None:
     run = open_run(root, run_id)
     hosts = find_hosts(run)
     queries = evaluation_queries(run, version)
-    live = sum(query.group_size for query in queries)
-    board = Board(live=live, serve_version=version)
+    board = Board(live=living(run, queries), serve_version=version)
     epoch = take_epoch(run.store, run.layout)
     manager = manage_cells.submit(root, run_id, -1, epoch, board, hosts.cells, hosts.gateway)
     try:
@@ -90,6 +92,9 @@ def summarise(run: Run, version: int, queries: tuple[QueryPlan, ...]) -> Evaluat
 
     The standard error is that of the mean over problems, so executions of one problem do not
     count as independent.
+
+    Raises:
+        TooManyExcludedError: too many executions have no verdict for a figure to mean anything.
     """
     rates: dict[str, float] = {}
     excluded = timed_out = valid = 0
@@ -107,13 +112,19 @@ def summarise(run: Run, version: int, queries: tuple[QueryPlan, ...]) -> Evaluat
         if rewards:
             rates[query.problem_id] = fmean(rewards)
     values = list(rates.values())
+    if not values or excluded > run.config.scoring.max_excluded_share * (valid + excluded):
+        raise TooManyExcludedError(
+            f"{excluded} of {valid + excluded} held-out executions have no verdict, more than "
+            f"scoring.max_excluded_share ({run.config.scoring.max_excluded_share:g}) allows: mend "
+            f"the evaluator and run the evaluation again"
+        )
     return Evaluation(
         version=version,
         problems=len(values),
         executions=valid,
         excluded=excluded,
         timed_out=timed_out,
-        pass_rate=fmean(values) if values else 0.0,
+        pass_rate=fmean(values),
         standard_error=standard_error(values),
         rates=rates,
     )

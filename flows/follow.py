@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 from uuid import UUID
 
+from httpx import HTTPError
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun, State
-from prefect.states import Cancelling
+from prefect.exceptions import PrefectException
+from prefect.states import Cancelled, Cancelling
 
 from storage.journal import read_lines
 from storage.records import Evaluation, UpdateMetrics, decode
@@ -16,22 +19,31 @@ from storage.run import Run
 
 _POLL_S = 1.0
 _CANCEL_LIMIT_S = 60.0
+_SILENCE_S = 60.0
 
 
-def follow(flow_run_id: UUID, run: Run, say: Callable[[str], None]) -> State:
+def follow(
+    flow_run_id: UUID, run: Run, say: Callable[[str], None], check: Callable[[], None]
+) -> State:
     """Print new measurements until the flow run has ended, and return its last state.
 
     Ctrl-C cancels the flow run, waits for its end and returns its state; a second one gives up
     waiting.
+
+    Args:
+        check: called often; raises when what runs the flow has ended.
     """
     seen = Seen(run, say)
     with get_client(sync_client=True) as client:
         try:
-            return _until_final(client, flow_run_id, seen)
+            return _until_final(client, flow_run_id, seen, check)
         except KeyboardInterrupt:
             say("cancelling: harnesses and cells are being ended (Ctrl-C again stops waiting)")
-            client.set_flow_run_state(flow_run_id, Cancelling(), force=True)
-            return _until_final(client, flow_run_id, seen, limit_s=_CANCEL_LIMIT_S)
+            state = client.read_flow_run(flow_run_id).state
+            begun = state is not None and (state.is_running() or state.is_pending())
+            ending: State[Any] = Cancelling() if begun else Cancelled()
+            client.set_flow_run_state(flow_run_id, ending, force=True)
+            return _until_final(client, flow_run_id, seen, check, limit_s=_CANCEL_LIMIT_S)
 
 
 class Seen:
@@ -101,15 +113,30 @@ def evaluation_line(evaluation: Evaluation) -> str:
 
 
 def _until_final(
-    client: SyncPrefectClient, flow_run_id: UUID, seen: Seen, limit_s: float | None = None
+    client: SyncPrefectClient,
+    flow_run_id: UUID,
+    seen: Seen,
+    check: Callable[[], None],
+    limit_s: float | None = None,
 ) -> State:
     deadline = None if limit_s is None else time.monotonic() + limit_s
+    answered = time.monotonic()
+    state: State | None = None
     while True:
-        flow_run = client.read_flow_run(flow_run_id)
-        seen.state(flow_run)
-        seen.measurements()
-        final = flow_run.state is not None and flow_run.state.is_final()
-        if final or (deadline is not None and time.monotonic() > deadline):
-            assert flow_run.state is not None
-            return flow_run.state
+        try:
+            flow_run = client.read_flow_run(flow_run_id)
+        except (HTTPError, PrefectException):
+            # A busy server fails a request now and then; the run goes on without it.
+            check()
+            if time.monotonic() - answered > _SILENCE_S:
+                raise
+        else:
+            answered = time.monotonic()
+            seen.state(flow_run)
+            seen.measurements()
+            state = flow_run.state
+        late = deadline is not None and time.monotonic() > deadline
+        if state is not None and (state.is_final() or late):
+            return state
+        check()
         time.sleep(_POLL_S)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cells.client import DaemonClient
+from cells.epoch import owns, take_ownership
 from cells.launch import DaemonSpec, LeaseKeeper, ensure_daemons, stop_daemons
 from storage.run import Run
 
@@ -63,14 +64,16 @@ def hosts_of(
             for cell in cells.cells
         ),
     ]
+    owner = take_ownership(run.store, run.layout)
     keeper = LeaseKeeper(cells.lease_s)
-    clients: dict[str, DaemonClient] = {}
     try:
         clients = ensure_daemons(run.store, run.layout, specs, keeper, say)
         yield _hosts(run, clients)
     finally:
         keeper.close()
-        stop_daemons(list(clients.values()), _STOP_GRACE_S)
+        # A later attempt that has adopted the daemons goes on with them.
+        if owns(run.store, run.layout, owner):
+            stop_daemons(keeper.clients(), _STOP_GRACE_S)
 
 
 def find_hosts(run: Run) -> Hosts:

@@ -14,11 +14,13 @@ from cells.epoch import take_epoch
 from cells.task import manage_cells
 from flows.hosts import Hosts, find_hosts
 from flows.plan import step_plan
-from flows.rollouts import roll_out
+from flows.rollouts import living, roll_out
 from storage.records import StepDone, StepPlan
 from storage.run import Run, open_run
+from tasks.sampling.guard import ExclusionGuard
 from tasks.sampling.task import build_samples
 from tasks.training.feed import GroupFeed
+from tasks.training.plan import update_shares
 from tasks.training.task import train_stream
 
 
@@ -37,7 +39,7 @@ def rl_step(root: str, run_id: str, step: int) -> int:
     plan = step_plan(run, step, int(core.call("GET", "/status")["replica"]["version"]))
     epoch = take_epoch(run.store, run.layout)
     board = Board(
-        live=sum(query.group_size for query in plan.queries),
+        live=living(run, plan.queries),
         serve_version=plan.policy_version,
         expected=len(plan.queries),
     )
@@ -48,6 +50,7 @@ def rl_step(root: str, run_id: str, step: int) -> int:
         root, run_id, step, groups, epoch, board, feed, hosts.cells, hosts.core
     )
     try:
+        board.wait_serving(run.config.cells.switch_limit_s)
         _roll_out_and_build(run, root, hosts, board, plan, feed)
         feed.close()
         version = trainer.result()
@@ -79,12 +82,19 @@ def _roll_out_and_build(
 ) -> None:
     """Submit every stage of every group as soon as the stage before it has ended."""
     builds: list[PrefectFuture[str]] = []
+    guard = ExclusionGuard(
+        update_shares(len(plan.queries), run.config.training.updates_per_step),
+        run.config.rollout.group_size,
+        run.config.scoring.max_excluded_share,
+    )
     temperature = run.config.rollout.temperature
     for query, scores in roll_out(
         run, root, hosts, board, plan.queries, plan.policy_version, temperature
     ):
         # A score that failed for good leaves its execution out; it does not stop the group.
         settled = [allow_failure(score) for score in scores]
-        builds.append(build_samples.submit(root, run.run_id, plan.step, query, feed, settled))
+        builds.append(
+            build_samples.submit(root, run.run_id, plan.step, query, feed, guard, settled)
+        )
     for build in builds:
         build.result()

@@ -13,6 +13,7 @@ from flows.hosts import Hosts
 from storage.layout import execution_id
 from storage.records import QueryPlan
 from storage.run import Run
+from tasks.rollout.group import is_due
 from tasks.rollout.task import run_group
 from tasks.scoring.task import score_execution
 
@@ -25,6 +26,15 @@ def runner_for(queries: int, parallel_scores: int) -> TaskRunner[PrefectFuture[A
     threads = 2 * queries + parallel_scores + 8
     # Its future type is a subclass, which the invariant type parameter does not admit.
     return cast(TaskRunner[PrefectFuture[Any]], ThreadPoolTaskRunner(max_workers=threads))
+
+
+def living(run: Run, queries: Sequence[QueryPlan]) -> int:
+    """Executions of these queries that have still to be run."""
+    return sum(
+        is_due(run, execution_id(query.query_id, member), query.query_id)
+        for query in queries
+        for member in range(query.group_size)
+    )
 
 
 def roll_out(
@@ -58,4 +68,4 @@ def roll_out(
         done.result()
         query = groups[done]
         members = (execution_id(query.query_id, member) for member in range(query.group_size))
-        yield query, [score.submit(root, run.run_id, query, member) for member in members]
+        yield query, [score.submit(root, run.run_id, query, member, board) for member in members]

@@ -7,15 +7,20 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 from cells.process import end_group, spawn
 from configs.cells import PrefectConfig
+
+PARALLEL_RUNS = 1
+"""Two runs on one machine would share the cores of its cells."""
 
 
 class ServerError(RuntimeError):
@@ -24,12 +29,12 @@ class ServerError(RuntimeError):
 
 @dataclass(frozen=True)
 class Orchestration:
-    """Where the server is, and the processes that were started here."""
+    """Where the server is, and whether what was started here still runs."""
 
     api_url: str
     ui_url: str
-    server_pid: int | None
-    worker_pid: int
+    check: Callable[[], None]
+    """Raises ``ServerError`` when a process that was started here has ended."""
 
 
 @contextmanager
@@ -64,6 +69,7 @@ def orchestration(
         if server is not None:
             started.append(server)
             _wait_healthy(server, api_url, config.start_limit_s, home)
+            _close_orphans()
         say(f"Prefect UI: {api_url.removesuffix('/api')}")
         _ensure_pool(config)
         worker = _start_worker(config, home)
@@ -71,13 +77,20 @@ def orchestration(
         yield Orchestration(
             api_url=api_url,
             ui_url=api_url.removesuffix("/api"),
-            server_pid=server.pid if server else None,
-            worker_pid=worker.pid,
+            check=partial(_check, tuple(started), home),
         )
     finally:
         for process in reversed(started):
             end_group(process.pid, grace_s=10)
             process.wait()
+
+
+def _check(started: Sequence[subprocess.Popen[bytes]], home: Path) -> None:
+    for process in started:
+        if process.poll() is not None:
+            raise ServerError(
+                f"{process.args!r} has ended with code {process.returncode}; its log is in {home}"
+            )
 
 
 def _healthy(api_url: str) -> bool:
@@ -122,6 +135,26 @@ def _wait_healthy(
         time.sleep(0.25)
 
 
+def _close_orphans() -> None:
+    """Mark runs crashed that an earlier server left unfinished: with that server everything that
+    ran them has ended, and each would keep its place in the work pool for ever."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import (
+        FlowRunFilter,
+        FlowRunFilterState,
+        FlowRunFilterStateType,
+    )
+    from prefect.client.schemas.objects import State, StateType
+    from prefect.states import Crashed
+
+    lost = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
+    which = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=lost)))
+    with get_client(sync_client=True) as client:
+        for run in client.read_flow_runs(flow_run_filter=which):
+            ended: State[Any] = Crashed(message="the Prefect server that ran it has ended")
+            client.set_flow_run_state(run.id, ended, force=True)
+
+
 def _ensure_pool(config: PrefectConfig) -> None:
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import WorkPoolCreate
@@ -132,7 +165,10 @@ def _ensure_pool(config: PrefectConfig) -> None:
             client.read_work_pool(config.work_pool)
         except ObjectNotFound:
             with suppress(ObjectAlreadyExists):
-                client.create_work_pool(WorkPoolCreate(name=config.work_pool, type="process"))
+                pool = WorkPoolCreate(
+                    name=config.work_pool, type="process", concurrency_limit=PARALLEL_RUNS
+                )
+                client.create_work_pool(pool)
 
 
 def _start_worker(config: PrefectConfig, home: Path) -> subprocess.Popen[bytes]:

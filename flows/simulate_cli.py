@@ -238,7 +238,7 @@ def _assumptions(
 ) -> None:
     names = tuple(published_workloads())
     if config != _PUBLISHED and config not in names:
-        _fail(f"--assumptions knows {_PUBLISHED} and {', '.join(names)}")
+        _fail(f"--assumptions knows {_PUBLISHED}, {', '.join(names)}")
     if report_file:
         _fail("--assumptions writes no --report")
     chosen = names if config == _PUBLISHED else (str(config),)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from prefect import flow, get_run_logger
 from prefect.runtime import flow_run
 
 from cells.checkpoint import Checkpoint, latest_checkpoint
-from cells.client import DaemonError
 from cells.epoch import take_epoch
 from configs.load import load_config
 from flows.evaluate import evaluate_serving
@@ -53,8 +50,7 @@ def train(
             _steps(run, root)
         finally:
             # What happened is written whatever happened, with the processes still there to ask.
-            with suppress(DaemonError):
-                write_proof(run, hosts)
+            write_proof(run, hosts)
     return run.run_id
 
 

@@ -112,11 +112,11 @@ def _start_and_follow(run: Run, flow: str, parameters: dict[str, Any]) -> None:
             from flows.deploy import deploy
             from flows.follow import follow
 
-            deployment = deploy(run.config.prefect.work_pool)[flow]
+            deployment = deploy(run.config.prefect.work_pool, run.store.url)[flow]
             with get_client(sync_client=True) as client:
                 flow_run = client.create_flow_run_from_deployment(deployment, parameters=parameters)
             _console.print(f"{prefect.ui_url}/runs/flow-run/{flow_run.id}")
-            state = follow(flow_run.id, run, _console.print)
+            state = follow(flow_run.id, run, _console.print, prefect.check)
     except ServerError as error:
         raise failure(error, "Prefect can't be used", ExitCode.FAILED) from None
     if state.is_completed():
@@ -125,7 +125,7 @@ def _start_and_follow(run: Run, flow: str, parameters: dict[str, Any]) -> None:
     raise failure(
         f"{state.message or ''}\nlogs: {run.store.url}/{run.layout.prefix}/logs",
         f"{flow} ended as {state.name}",
-        ExitCode.CANCELLED if state.is_cancelled() else ExitCode.FAILED,
+        ExitCode.CANCELLED if state.is_cancelled() or state.is_cancelling() else ExitCode.FAILED,
     )
 
 

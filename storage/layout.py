@@ -63,6 +63,11 @@ class RunLayout:
         """One empty object for each fencing number that was taken."""
         return f"{self.prefix}/epochs"
 
+    @property
+    def owners(self) -> str:
+        """One empty object for each flow that has taken the daemons."""
+        return f"{self.prefix}/owners"
+
     def host(self, name: str) -> str:
         """Registration of a daemon."""
         return f"{self.prefix}/hosts/{name}.json"

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from hashlib import blake2b
 
 from cells.client import DaemonClient, DaemonError
 from storage.layout import execution_id
 from storage.objects import MissingObjectError
-from storage.records import ExecutionResult, ExecutionSpec, QueryPlan
+from storage.records import ExecutionOutcome, ExecutionResult, ExecutionSpec, QueryPlan
 from storage.run import Run
 
-_POLL_S = 20.0
+_POLL_S = 3.0
+"""Short enough that a cancelled step ends within its grace."""
 _PATIENCE_S = 60.0
 """How long an execution host may be silent before the group fails."""
 
@@ -28,47 +30,49 @@ def run_group(
 ) -> list[ExecutionResult]:
     """Results of all members in order; what an earlier attempt left is taken as it is.
 
+    An execution that failed on our side is run again as long as its group is not sealed.
+
     Args:
-        ended: called once for each execution that has ended.
-        stopped: true when the step is cancelled; the wait then ends with an error.
+        ended: called once for each execution that ends here.
+        stopped: true when the step is over or can't go on; the wait then ends with an error.
 
     Raises:
         DaemonError: the host refused, or was silent for a minute.
-        InterruptedError: the step was cancelled.
+        InterruptedError: the step was stopped.
     """
     specs = [
         spec_of(run, query, member, policy_version, temperature)
         for member in range(query.group_size)
     ]
-    waiting = []
-    for spec in specs:
-        if find_result(run, spec.execution_id) is None:
-            _patiently(
-                lambda spec=spec: host.call(  # type: ignore[misc]
-                    "PUT", f"/executions/{spec.execution_id}", spec.model_dump(mode="json")
-                ),
-                stopped,
-            )
-            waiting.append(spec)
-        else:
-            ended()
+    waiting = [spec for spec in specs if is_due(run, spec.execution_id, query.query_id)]
     for spec in waiting:
-        while find_result(run, spec.execution_id) is None:
-            if stopped():
-                raise InterruptedError(f"{query.query_id}: the step was stopped")
-            answer = _patiently(
-                lambda spec=spec: host.call(  # type: ignore[misc]
-                    "GET",
-                    f"/executions/{spec.execution_id}",
-                    params={"wait_s": _POLL_S},
-                    limit_s=_POLL_S + 20,
-                ),
-                stopped,
-            )
-            if answer["state"] == "unknown":
-                raise DaemonError(f"{host.name}: has forgotten {spec.execution_id}")
+        run.store.delete(run.layout.execution(spec.execution_id))
+        body = spec.model_dump(mode="json")
+        path = f"/executions/{spec.execution_id}"
+        _patiently(partial(host.call, "PUT", path, body), stopped)
+    for spec in waiting:
+        _wait_for(run, host, spec.execution_id, stopped)
         ended()
     return [_result(run, spec.execution_id) for spec in specs]
+
+
+def is_due(run: Run, execution: str, query: str) -> bool:
+    """Whether an execution has to be run, again or for the first time."""
+    result = find_result(run, execution)
+    if result is None:
+        return True
+    failed = result.outcome is ExecutionOutcome.HOST_FAILED
+    return failed and not run.store.exists(run.layout.group(query))
+
+
+def _wait_for(run: Run, host: DaemonClient, execution: str, stopped: Callable[[], bool]) -> None:
+    path = f"/executions/{execution}"
+    ask = partial(host.call, "GET", path, params={"wait_s": _POLL_S}, limit_s=_POLL_S + 20)
+    while find_result(run, execution) is None:
+        if stopped():
+            raise InterruptedError(f"{execution}: the step was stopped")
+        if _patiently(ask, stopped)["state"] == "unknown":
+            raise DaemonError(f"{host.name}: has forgotten {execution}")
 
 
 def spec_of(

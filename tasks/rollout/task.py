@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from prefect import task
-from prefect.context import TaskRunContext
+from prefect.cache_policies import NO_CACHE
 
 from cells.board import Board
 from cells.client import DaemonClient
@@ -14,16 +12,10 @@ from storage.run import open_run
 from tasks.rollout.group import run_group as run
 
 
-def _key(context: TaskRunContext, arguments: dict[str, Any]) -> str:
-    identity = open_run(arguments["root"], arguments["run_id"]).identity
-    return f"{identity}-rollout-{arguments['query'].query_id}"
-
-
 @task(
     name="run_group",
     task_run_name="rollout {query.query_id}",
-    cache_key_fn=_key,
-    persist_result=True,
+    cache_policy=NO_CACHE,  # what is in storage says what is done, and nothing else does
 )
 def run_group(
     root: str,
@@ -36,13 +28,17 @@ def run_group(
 ) -> str:
     """Run a query's executions to their end; the results lie in storage. Returns the query's id."""
     opened = open_run(root, run_id)
-    run(
-        opened,
-        host,
-        query,
-        policy_version,
-        temperature,
-        ended=board.execution_ended,
-        stopped=lambda: board.stopped,
-    )
+    try:
+        run(
+            opened,
+            host,
+            query,
+            policy_version,
+            temperature,
+            ended=board.execution_ended,
+            stopped=lambda: board.stopped,
+        )
+    except InterruptedError:
+        board.check()  # the reason, where there is one
+        raise
     return query.query_id

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import threading
 from functools import lru_cache
-from typing import Any
 
 from prefect import task
-from prefect.context import TaskRunContext
+from prefect.cache_policies import NO_CACHE
 from prefect.runtime import task_run
 
+from cells.board import Board
 from storage.records import QueryPlan
 from storage.run import open_run
 from tasks.scoring.score import score
 
 
-def _key(context: TaskRunContext, arguments: dict[str, Any]) -> str:
-    identity = open_run(arguments["root"], arguments["run_id"]).identity
-    return f"{identity}-score-{arguments['execution']}"
-
-
 @task(
     name="score_execution",
     task_run_name="score {execution}",
-    cache_key_fn=_key,
-    persist_result=True,
+    cache_policy=NO_CACHE,  # a verdict that is in storage is found there
 )
-def score_execution(root: str, run_id: str, query: QueryPlan, execution: str) -> str:
+def score_execution(root: str, run_id: str, query: QueryPlan, execution: str, board: Board) -> str:
     """Evaluate an execution's frozen workspace; its verdict lies in storage. Returns its id.
 
     Raises:
@@ -35,6 +29,8 @@ def score_execution(root: str, run_id: str, query: QueryPlan, execution: str) ->
     """
     run = open_run(root, run_id)
     with _evaluators(run.config.scoring.parallel):
+        if board.stopped:
+            raise InterruptedError(f"{execution}: the step was stopped")
         attempt = task_run.run_count - 1
         score(run.store, run.layout, run.config, execution, query.problem_id, attempt=attempt)
     return execution

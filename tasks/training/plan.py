@@ -11,11 +11,8 @@ import numpy as np
 from configs.training import TrainingConfig, UpdateMean
 from storage.records import Scored
 from storage.samples import SealedGroup
+from tasks.sampling.guard import TooManyExcludedError
 from tasks.training.packing import SampleSize
-
-
-class TooManyExcludedError(RuntimeError):
-    """More executions of an update are excluded than scoring.max_excluded_share allows."""
 
 
 @dataclass(frozen=True)

@@ -54,24 +54,29 @@ def train_stream(
 
     def updated(metrics: UpdateMetrics) -> None:
         logger.info("update %d: version %d", metrics.update, metrics.policy_version)
+        keep_metrics(run, [metrics])
         done, every = metrics.update + 1, run.config.training.checkpoint_every
         if every and done % every == 0 and done < run.config.training.updates_per_step:
             save_checkpoint(run, cells[core], epoch=epoch, step=step, update=done)
 
-    updates = run_stream(
-        store=run.store,
-        layout=run.layout,
-        config=run.config,
-        step=step,
-        groups=groups,
-        feed=feed,
-        members=members,
-        spent=_since_last_call(board),
-        on_update=updated,
-        report=report,
-    )
+    try:
+        updates = run_stream(
+            store=run.store,
+            layout=run.layout,
+            config=run.config,
+            step=step,
+            groups=groups,
+            feed=feed,
+            members=members,
+            spent=_since_last_call(board),
+            on_update=updated,
+            report=report,
+        )
+    except BaseException as error:
+        board.fail(error)
+        raise
     keep_metrics(run, updates)
-    version = updates[-1].policy_version
+    version = int(cells[core].call("GET", "/status")["replica"]["version"])
     board.serve(version)
     board.set_work(TrainingWork())
     return version
@@ -93,7 +98,7 @@ def _since_last_call(board: Board) -> Callable[[], Spent]:
 
     def spent() -> Spent:
         nonlocal last
-        now = Spent(board.rollout_s, board.switches.seconds)
+        now = Spent(board.rollout_s, board.switch_s)
         since = Spent(now.rollout_s - last.rollout_s, now.switch_s - last.switch_s)
         last = now
         return since

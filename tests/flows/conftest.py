@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,40 +20,41 @@ from storage.run import Run, open_run
 RUN_LIMIT_S = 900
 
 
+MARK = "GYRE_TEST_RUN"
+"""Environment variable that every process of a run inherits."""
+
+
 @dataclass(frozen=True)
 class FinishedRun:
     """A run that `gyre train` has finished, and what it printed."""
 
     run: Run
     output: str
-    exit_code: int
     left: tuple[str, ...]
     """Command lines of processes that it left behind."""
 
 
 @pytest.fixture(scope="session")
-def smoke_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FinishedRun]:
+def smoke_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """`gyre train --config smoke`, to its end."""
     root = tmp_path_factory.mktemp("smoke")
-    output, exit_code = gyre(
-        root, "train", "--config", "smoke", "--name", "smoke-run", "--root", str(root)
-    )
-    left = tuple(processes_that_mention(str(root)))
-    if exit_code:
-        pytest.fail(f"gyre train ended with {exit_code}:\n{output[-6000:]}\n{logs(root)}")
-    yield FinishedRun(open_run(str(root), "smoke-run"), output, exit_code, left)
+    command = start_gyre(root, "train", "--config", "smoke", "--name", "smoke-run")
+    output = finish(command, root)
+    left = tuple(line for _, line in marked_processes(root))
+    if command.returncode:
+        pytest.fail(f"gyre train ended with {command.returncode}:\n{output[-6000:]}\n{logs(root)}")
+    return FinishedRun(open_run(str(root), "smoke-run"), output, left)
 
 
-def gyre(root: Path, *arguments: str) -> tuple[str, int]:
-    """Run the command line with a Prefect server of its own; its output and exit code."""
+def start_gyre(root: Path, command: str, *arguments: str) -> subprocess.Popen[str]:
+    """Start a command with a Prefect server of its own on the storage ``root``."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    env["GYRE_SET_PREFECT__PORT"] = str(port)
-    command = [sys.executable, "-m", "flows.cli", *arguments]
-    process = subprocess.Popen(
-        command,
+    env |= {"GYRE_SET_PREFECT__PORT": str(port), MARK: str(root)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "flows.cli", command, *arguments, "--root", str(root)],
         cwd=root,
         env=env,
         stdout=subprocess.PIPE,
@@ -60,21 +62,26 @@ def gyre(root: Path, *arguments: str) -> tuple[str, int]:
         start_new_session=True,
         text=True,
     )
+
+
+def finish(command: subprocess.Popen[str], root: Path) -> str:
+    """What the command printed until its end; it is interrupted when it takes too long."""
     try:
-        output, _ = process.communicate(timeout=RUN_LIMIT_S)
+        output, _ = command.communicate(timeout=RUN_LIMIT_S)
     except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=90)
-        pytest.fail(f"{' '.join(arguments)} took over {RUN_LIMIT_S} s:\n{output[-6000:]}")
-    return output, process.returncode
+        command.send_signal(signal.SIGINT)
+        output, _ = command.communicate(timeout=90)
+        pytest.fail(f"still running after {RUN_LIMIT_S} s:\n{output[-6000:]}\n{logs(root)}")
+    return output
 
 
-def processes_that_mention(text: str) -> Iterator[str]:
-    """Command lines of living processes of which an argument holds ``text``."""
-    for process in psutil.process_iter(["cmdline", "status"]):
-        line = " ".join(process.info["cmdline"] or ())
-        if text in line and process.info["status"] != psutil.STATUS_ZOMBIE:
-            yield line
+def marked_processes(root: Path) -> Iterator[tuple[psutil.Process, str]]:
+    """Living processes that a command on ``root`` or its children started."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            alive = process.status() != psutil.STATUS_ZOMBIE
+            if alive and process.environ().get(MARK) == str(root):
+                yield process, " ".join(process.cmdline())
 
 
 def logs(root: Path) -> str:

@@ -6,6 +6,8 @@ import orjson
 import pytest
 
 from cells.checkpoint import latest_checkpoint
+from cells.host.replica import replica_settings
+from cells.replica.commands import Commands
 from flows.follow import evaluations_of, updates_of
 from flows.plan import step_plan
 from storage.journal import read_journal
@@ -13,6 +15,7 @@ from storage.layout import execution_id
 from storage.objects import Store
 from storage.records import (
     Call,
+    CallKind,
     ExecutionOutcome,
     ExecutionResult,
     Scored,
@@ -21,6 +24,7 @@ from storage.records import (
 )
 from storage.run import Run
 from storage.samples import read_group
+from tasks.warm_start.build import policy_key
 from tests.flows.conftest import FinishedRun
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1000)]
@@ -65,38 +69,76 @@ def test_every_execution_ended_and_was_scored_once(smoke_run: FinishedRun) -> No
         assert isinstance(verdict, Scored)
 
 
-def test_calls_are_recorded_with_exact_prefixes(smoke_run: FinishedRun) -> None:
+def calls_of(run: Run, execution: str) -> dict[str, Call]:
+    lines = read_journal(run.store, run.layout.calls(execution))
+    return {call.call_id: call for call in (decode(line, Call) for line in lines)}
+
+
+def all_ids(call: Call, calls: dict[str, Call]) -> list[int]:
+    """Prompt and output of a call, put together from what each call added."""
+    before = all_ids(calls[call.parent], calls) if call.parent else []
+    assert call.kept <= len(before)
+    return [*before[: call.kept], *call.new_ids, *call.output_ids]
+
+
+def test_a_continued_call_begins_with_all_that_it_continues(smoke_run: FinishedRun) -> None:
     run = smoke_run.run
-    seen = 0
+    continued = 0
     for name in executions(run):
-        lines = read_journal(run.store, run.layout.calls(name))
-        calls = {call.call_id: call for call in (decode(line, Call) for line in lines)}
+        calls = calls_of(run, name)
         for call in calls.values():
-            assert len(call.output_ids) == len(call.output_logprobs)
+            assert len(call.output_ids) == len(call.output_logprobs) > 0
             if call.parent is not None:
-                assert call.parent in calls
-            seen += 1
-    assert seen >= len(executions(run))
+                parent = calls[call.parent]
+                assert call.kept == len(all_ids(parent, calls))
+                continued += 1
+    assert continued > len(executions(run))
 
 
-def test_the_trainer_computes_the_recorded_log_probs(smoke_run: FinishedRun) -> None:
-    """On policy, that is in the first update of each step, every target's gap is under 1e-3."""
-    for line in updates_of(smoke_run.run):
-        if line.update == 0 and line.target_tokens:
-            assert line.logprob_gap_max < 1e-3
+def test_histories_branch(smoke_run: FinishedRun) -> None:
+    kinds = {
+        call.kind
+        for name in executions(smoke_run.run)
+        for call in calls_of(smoke_run.run, name).values()
+    }
+    assert {CallKind.MAIN, CallKind.MAIN_SUMMARY} <= kinds
 
 
-def test_sealed_groups_hold_each_sampled_token_once(smoke_run: FinishedRun) -> None:
+def test_the_trainer_computes_every_recorded_log_prob(smoke_run: FinishedRun) -> None:
+    """All targets of step 0, which the first policy sampled, by that policy in Megatron."""
     run = smoke_run.run
+    policy = policy_key(run.config)
+    replica = Commands(replica_settings(run.config, root=run.store.url, core=False))
+    replica.run("load", {"path": str(run.store.local_path(policy)), "version": 0})
+    samples = []
+    for query in step_plan(run, 0, 0).queries:
+        key = run.layout.group(query.query_id)
+        group = read_group(run.store, key)
+        samples += [{"group_key": key, "index": index} for index in range(len(group.samples))]
+    found = replica.run("logprobs", {"samples": samples})
+    assert found["tokens"] > 100
+    assert found["gap_max"] < 1e-3
+
+
+def test_each_sampled_token_is_a_target_once(smoke_run: FinishedRun) -> None:
+    run = smoke_run.run
+    cap = run.config.trajectory.cap
+    assert cap is not None
     for step in range(run.config.training.steps):
         for query in step_plan(run, step, 0).queries:
             group = read_group(run.store, run.layout.group(query.query_id))
             assert len(group.header.members) == query.group_size
             for member in group.header.members:
                 own = [s for s in group.samples if s.execution_id == member.execution_id]
-                assert len(own) <= (run.config.trajectory.cap or len(own))
-                if own:
-                    assert sum(sample.weight for sample in own) == pytest.approx(1)
+                assert len(own) <= cap
+                if not own:
+                    continue
+                assert sum(sample.weight for sample in own) == pytest.approx(1)
+                sampled = sum(
+                    len(call.output_ids) for call in calls_of(run, member.execution_id).values()
+                )
+                targets = sum(int(sample.targets.sum()) for sample in own)
+                assert targets + member.dropped_tokens + member.cut_tokens == sampled
 
 
 def test_the_proof_names_real_parts(smoke_run: FinishedRun) -> None:
@@ -109,6 +151,7 @@ def test_the_proof_names_real_parts(smoke_run: FinishedRun) -> None:
         assert cell["rollout"]["pid"] != cell["training"]["pid"]
         assert cell["rollout"]["cpu_s"] > 0
         assert cell["training"]["cpu_s"] > 0
+        assert {"training", "rollout"} <= {switch["to"] for switch in cell["switches"]}
     moved = sum(cell["mooncake"]["read_bytes"] for cell in proof["cells"].values())
     assert moved > 0
     names = {run["name"] for runs in proof["prefect"]["task_runs"].values() for run in runs}

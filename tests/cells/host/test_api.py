@@ -44,7 +44,7 @@ async def client(tmp_path: Path) -> AsyncIterator[Client]:
 
 
 async def test_status_has_what_the_manager_reads(client: Client) -> None:
-    status = (await client.http.get("/status")).json()
+    status = (await client.http.get("/status", params={"cpu": 1})).json()
     assert status["cell"] == "a"
     assert (status["role"], status["epoch"], status["detail"]) == ("rollout", 0, "")
     assert status["engine"]["version"] == status["replica"]["version"] == 0
