@@ -12,7 +12,8 @@ from typer.testing import CliRunner, Result
 
 from cells.simulation.compare import compare
 from cells.simulation.published import Figure, Kind, Row, row_for
-from cells.simulation.workload import Workload
+from cells.simulation.report import row_value
+from cells.simulation.workload import Origin, Source, Workload
 from flows.simulate_cli import register
 from tests.cells.simulation.conftest import small_workload
 
@@ -40,6 +41,11 @@ def test_simulate_prints_one_json_object(file: Path) -> None:
     tokens = [policy["trained_tokens"] for policy in found["policies"].values()]
     assert all(each == pytest.approx(tokens[0]) for each in tokens)
     assert found["colocate_limit"] == 1.75
+
+
+def test_the_seeds_can_begin_elsewhere(file: Path) -> None:
+    arguments = ("simulate", str(file), "--policy", "elastic", "--seeds", "2", "--json")
+    assert json.loads(gyre(*arguments, "--first-seed", "7").stdout)["seeds"] == [7, 8]
 
 
 def test_a_parameter_can_be_changed(file: Path) -> None:
@@ -109,6 +115,23 @@ def test_a_row_knows_how_far_it_is_from_the_published_range() -> None:
     assert row(hours * 1.05, hours * 1.1).off == pytest.approx(1 / 1.05 - 1)
     assert row(hours * 0.8, hours * 0.95).within
     assert not row(hours * 0.5, hours * 0.8).within
+
+
+def test_a_row_counts_the_chosen_assumptions_that_its_policies_depend_on() -> None:
+    chosen = Source(origin=Origin.CHOSEN, note="a test")
+    values = {"durations.median_s": 900, "cells.async_training_cells": 1}
+    comparison = compare(small_workload().with_values(values, chosen), (0,))
+
+    def counted(kind: Kind, baseline: str) -> list[str]:
+        figure = Figure(workload="x", kind=kind, baseline=baseline, low=1, high=1, fitted=False)
+        value = row_value(row_for(figure, comparison))
+        assert value["chosen_assumptions"] == len(value["chosen"])
+        return sorted(value["chosen"])
+
+    assert counted(Kind.GAIN, "colocate") == ["durations.median_s"]
+    assert counted(Kind.HOURS, "elastic") == ["durations.median_s"]
+    assert counted(Kind.GAIN, "async") == sorted(values)
+    assert counted(Kind.SAVED, "async") == sorted(values)
 
 
 def test_every_kind_of_figure_is_computed() -> None:

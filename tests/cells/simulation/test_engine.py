@@ -77,6 +77,21 @@ def test_a_lag_of_a_whole_step_is_one_step_more_stale() -> None:
     assert run(workload, "async_streaming").mean_staleness < 5.1
 
 
+def test_without_overlap_async_is_as_stale_as_a_burst() -> None:
+    workload = small_workload(batch__async_launch="bursts")
+    assert run(workload, "async").mean_staleness == 1.5
+    assert run(workload, "async").seconds > run(small_workload(), "async").seconds
+
+
+@pytest.mark.parametrize("launch", ["window", "steps", "bursts"])
+def test_what_streaming_saves_follows_from_how_long_the_training_cells_wait(launch: str) -> None:
+    workload = small_workload(batch__async_launch=launch, batch__updates=24)
+    slow, fast = run(workload, "async"), run(workload, "async_streaming")
+    saved = 1 - (1 - slow.training_wait) / (1 - fast.training_wait)
+    assert slow.training_wait > fast.training_wait > 0
+    assert saved == pytest.approx(1 - fast.seconds / slow.seconds, abs=0.005)
+
+
 def test_a_fixed_split_never_switches_and_colocate_twice_a_burst(small: Workload) -> None:
     assert run(small, "async").switches == small.cells.async_training_cells
     bursts = small.batch.updates // small.batch.updates_per_burst

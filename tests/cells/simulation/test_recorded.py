@@ -12,7 +12,12 @@ from typer.testing import CliRunner
 from cells.manager import Decision
 from cells.simulation.compare import policy_for
 from cells.simulation.engine import simulate
-from cells.simulation.recorded import RecordedRunError, workload_from_run
+from cells.simulation.recorded import (
+    RecordedRunError,
+    RecordedTimes,
+    recorded_times,
+    workload_from_run,
+)
 from cells.simulation.workload import Origin, RecordedDurations
 from configs.load import load_config
 from flows.simulate_cli import register
@@ -114,6 +119,8 @@ def metrics(step: int, update: int) -> UpdateMetrics:
             "trained_tokens": 8192,
             "rollout_s": 12.0,
             "train_s": 5.0,
+            "switch_s": 2.0,
+            "ended_at": 140.0 + 20 * step + update,
         }
     )
 
@@ -158,6 +165,12 @@ def test_a_simulated_recording_trains_as_long_as_the_run_did(tmp_path: Path) -> 
     assert outcome.training_busy_s == pytest.approx(40.0 * 32 / 31, rel=0.01)
 
 
+def test_the_recorded_times_stand_beside_the_simulated_ones(tmp_path: Path) -> None:
+    times = recorded_times(record_run(tmp_path))
+    # From 100.0, when the first execution started, to the last update of the second step.
+    assert times == RecordedTimes("colocate", 61.0, 48.0, 20.0, 8.0)
+
+
 def test_gyre_simulates_a_recorded_run(tmp_path: Path) -> None:
     record_run(tmp_path)
     app = typer.Typer()
@@ -167,6 +180,9 @@ def test_gyre_simulates_a_recorded_run(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.stderr
     found = json.loads(result.stdout)
     assert found["workload"] == "recorded"
+    assert found["recorded"]["wall_s"] == 61
+    table = CliRunner().invoke(app, [*arguments[:-1], "--seeds", "1"])
+    assert "recorded under colocate: 61.0 s" in " ".join(table.stdout.split())
     assert set(found["policies"]) == {"colocate", "async", "async_streaming", "elastic"}
     missing = CliRunner().invoke(app, [*arguments[:2], "nothing", *arguments[3:]])
     assert missing.exit_code == 2

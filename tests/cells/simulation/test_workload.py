@@ -51,6 +51,15 @@ def test_the_ablation_has_no_parameter_of_its_own() -> None:
     assert ablation == workloads["published_122b_nl2repo"].model_dump(exclude=own)
 
 
+def test_one_benchmark_has_one_distribution_of_durations_but_for_the_median() -> None:
+    workloads = published_workloads()
+    small, large = (
+        workloads[f"published_{size}_nl2repo"].durations.model_dump(exclude={"median_s"})
+        for size in ("122b", "2_4t")
+    )
+    assert small == large
+
+
 def test_durations_are_correlated_inside_a_query() -> None:
     workload = small_workload(
         durations__sigma_query=0.8, durations__sigma_execution=0.3, execution__timeout_s=1e9
