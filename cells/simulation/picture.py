@@ -15,15 +15,18 @@ from cells.simulation.outcome import Outcome
 _COLOURS = {Role.ROLLOUT: "#3b82f6", Role.TRAINING: "#f59e0b", Role.SWITCHING: "#9ca3af"}
 _RUNNING, _QUEUED = "#3b82f6", "#ef4444"
 _MOST_POINTS = 2000
+# The bar of tools would lie over the first cell.
+_CONFIG = {"displayModeBar": False, "responsive": True}
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <style>
 :root {{ color-scheme: light dark; }}
+h2 {{ font-size: 1.1rem; margin: 2rem 0 0; }}
 body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem;
   padding: 0 1rem; background: #ffffff; color: #1f2937; }}
-table {{ border-collapse: collapse; margin: 1rem 0; }}
+table {{ border-collapse: collapse; display: block; margin: 1rem 0; overflow-x: auto; }}
 th, td {{ padding: .25rem .75rem; text-align: right; border-bottom: 1px solid #d1d5db; }}
 th:first-child, td:first-child {{ text-align: left; }}
 @media (prefers-color-scheme: dark) {{
@@ -59,7 +62,9 @@ def page(title: str, tables: Sequence[str], outcomes: Sequence[Outcome]) -> str:
     for outcome in outcomes:
         heading = f"{outcome.workload}, {outcome.policy}: {outcome.hours:.2f} h"
         parts.append(f"<h2>{escape(heading)}</h2>")
-        parts.append(_figure(outcome).to_html(full_html=False, include_plotlyjs=False))
+        parts.append(
+            _figure(outcome).to_html(full_html=False, include_plotlyjs=False, config=_CONFIG)
+        )
     return _PAGE.format(title=escape(title), plotly=get_plotlyjs(), body="\n".join(parts))
 
 
@@ -77,16 +82,20 @@ def _figure(outcome: Outcome) -> go.Figure:
     for role, colour in _COLOURS.items():
         _add_role(figure, outcome, role, colour)
     _add_levels(figure, outcome)
+    cells = sorted({interval.cell_id for interval in outcome.intervals})
+    figure.update_xaxes(range=[0, outcome.hours])
     figure.update_xaxes(title_text="hours", row=2, col=1)
-    figure.update_yaxes(title_text="executions", row=2, col=1)
-    figure.update_yaxes(autorange="reversed", row=1, col=1)
+    figure.update_yaxes(title_text="executions", rangemode="tozero", row=2, col=1)
+    figure.update_yaxes(
+        autorange="reversed", categoryarray=cells, ticksuffix=" ", showgrid=False, row=1, col=1
+    )
     figure.update_layout(
         barmode="overlay",
-        height=260 + 24 * len({interval.cell_id for interval in outcome.intervals}),
-        margin={"l": 70, "r": 20, "t": 20, "b": 40},
+        height=260 + 24 * len(cells),
+        margin={"l": 70, "r": 20, "t": 10, "b": 40},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
-        legend={"orientation": "h"},
+        legend={"orientation": "h", "traceorder": "normal", "y": -0.18, "yanchor": "top"},
     )
     return figure
 
@@ -119,7 +128,12 @@ def _add_levels(figure: go.Figure, outcome: Outcome) -> None:
     for name, colour, values in series:
         figure.add_trace(
             go.Scatter(
-                name=name, x=hours, y=values, stackgroup="level", line={"color": colour, "width": 1}
+                name=name,
+                x=hours,
+                y=values,
+                stackgroup="level",
+                line={"width": 0, "shape": "hv"},
+                fillcolor=colour,
             ),
             row=2,
             col=1,
