@@ -37,13 +37,14 @@ class Variation:
 
     `waits` is, for each fixed split, the share of its training cells' time in which they wait. With
     w of Async and v of streaming, streaming saves 1 - (1 - w)/(1 - v): both train the same work on
-    the same cells.
+    the same cells. `staleness` is the mean of each fixed split, in updates.
     """
 
     alternative: Alternative | None
     workload: str
     rows: tuple[Row, ...]
     waits: dict[str, Spread]
+    staleness: dict[str, Spread]
 
 
 def alternatives() -> tuple[Alternative, ...]:
@@ -80,6 +81,7 @@ def alternatives_value(variations: Sequence[Variation]) -> dict[str, Any]:
                 "policies": list(variation.alternative.policies) if variation.alternative else [],
                 "rows": [row_value(row) for row in variation.rows],
                 "training_wait": {name: spread_value(s) for name, s in variation.waits.items()},
+                "mean_staleness": {n: spread_value(s) for n, s in variation.staleness.items()},
             }
             for variation in variations
         ]
@@ -92,7 +94,12 @@ def alternatives_columns(variation: Variation) -> tuple[str, ...]:
         f"{figure_name(row.figure)}, {number_range(row.figure.low, row.figure.high)}"
         for row in variation.rows
     ]
-    return ("assumption", *figures, *(f"{name} waits" for name in variation.waits))
+    return (
+        "assumption",
+        *figures,
+        *(f"{name} waits" for name in variation.waits),
+        *(f"{name} staleness" for name in variation.staleness),
+    )
 
 
 def alternatives_rows(variations: Sequence[Variation]) -> list[tuple[str, ...]]:
@@ -102,6 +109,7 @@ def alternatives_rows(variations: Sequence[Variation]) -> list[tuple[str, ...]]:
             variation.alternative.name if variation.alternative else "as shipped",
             *(f"{row.simulated.median:.3f}{'' if row.within else ' !'}" for row in variation.rows),
             *(f"{spread.median:.1%}" for spread in variation.waits.values()),
+            *(f"{spread.median:.2f}" for spread in variation.staleness.values()),
         )
         for variation in variations
     ]
@@ -133,10 +141,8 @@ def _changed(
 
 def _variation(alternative: Alternative | None, name: str, comparison: Comparison) -> Variation:
     figures = [figure for figure in published_figures() if figure.workload == name]
-    waits = {
-        policy: comparison.training_wait(policy)
-        for policy in comparison.outcomes
-        if policy.startswith("async")
-    }
+    splits = [policy for policy in comparison.outcomes if policy.startswith("async")]
+    waits = {policy: comparison.training_wait(policy) for policy in splits}
+    staleness = {policy: comparison.staleness(policy) for policy in splits}
     rows = tuple(row_for(figure, comparison) for figure in figures)
-    return Variation(alternative, name, rows, waits)
+    return Variation(alternative, name, rows, waits, staleness)
