@@ -79,7 +79,7 @@ def test_the_page_is_self_contained(file: Path, tmp_path: Path) -> None:
     [
         (("simulate",), "give a workload or --from-run"),
         (("simulate", "nothing"), "no workload 'nothing'; there are published_122b_deepswe"),
-        (("simulate", "published", "--policy", "elastic"), "published takes no"),
+        (("simulate", "published", "--policy", "elastic"), "--assumptions take no --from-run"),
         (("simulate", "published_ablation", "--policy", "quick"), "no policy 'quick'"),
         (("simulate", "published_ablation", "--set", "cells.size=8"), "no parameter 'cells.size'"),
         (("simulate", "published_ablation", "--set", "cells.count=x"), "valid integer"),
