@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -35,9 +36,12 @@ from flows.roots import absolute_root
 from storage.objects import StorageError
 from storage.run import open_run
 
-_OUT = Console()
+# Where no terminal sets the width, a table must not lose its words.
+_OUT = Console() if sys.stdout.isatty() else Console(width=140)
 _ERRORS = Console(stderr=True)
 _BAD_INPUT = 2
+_SHORT = 16
+"""Characters of a name that a narrow terminal must not break."""
 _PUBLISHED = "published"
 _EXPECTED = (
     ConfigError,
@@ -267,7 +271,8 @@ def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str
     table = Table(title=title)
     for number, column in enumerate(columns):
         first = number == 0
-        table.add_column(column, justify="left" if first else "right", no_wrap=first)
+        short = first and all(len(row[0]) <= _SHORT for row in rows)
+        table.add_column(column, justify="left" if first else "right", no_wrap=short)
     for row in rows:
         table.add_row(*row)
     _OUT.print(table)

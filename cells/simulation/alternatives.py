@@ -98,7 +98,6 @@ def alternatives_columns(variation: Variation) -> tuple[str, ...]:
         "assumption",
         *figures,
         *(f"{name} waits" for name in variation.waits),
-        *(f"{name} staleness" for name in variation.staleness),
     )
 
 
@@ -109,7 +108,6 @@ def alternatives_rows(variations: Sequence[Variation]) -> list[tuple[str, ...]]:
             variation.alternative.name if variation.alternative else "as shipped",
             *(f"{row.simulated.median:.3f}{'' if row.within else ' !'}" for row in variation.rows),
             *(f"{spread.median:.1%}" for spread in variation.waits.values()),
-            *(f"{spread.median:.2f}" for spread in variation.staleness.values()),
         )
         for variation in variations
     ]
