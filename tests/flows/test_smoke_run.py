@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import orjson
 import pytest
 
 from cells.checkpoint import latest_checkpoint
 from cells.host.replica import replica_settings
-from cells.replica.commands import Commands
+from cells.replica.client import ReplicaClient
 from flows.follow import evaluations_of, updates_of
 from flows.plan import step_plan
 from storage.journal import read_journal
@@ -104,18 +106,24 @@ def test_histories_branch(smoke_run: FinishedRun) -> None:
     assert {CallKind.MAIN, CallKind.MAIN_SUMMARY} <= kinds
 
 
-def test_the_trainer_computes_every_recorded_log_prob(smoke_run: FinishedRun) -> None:
+async def test_the_trainer_computes_every_recorded_log_prob(
+    smoke_run: FinishedRun, tmp_path: Path
+) -> None:
     """All targets of step 0, which the first policy sampled, by that policy in Megatron."""
     run = smoke_run.run
-    policy = policy_key(run.config)
-    replica = Commands(replica_settings(run.config, root=run.store.url, core=False))
-    replica.run("load", {"path": str(run.store.local_path(policy)), "version": 0})
     samples = []
     for query in step_plan(run, 0, 0).queries:
         key = run.layout.group(query.query_id)
         group = read_group(run.store, key)
         samples += [{"group_key": key, "index": index} for index in range(len(group.samples))]
-    found = replica.run("logprobs", {"samples": samples})
+    settings = replica_settings(run.config, root=run.store.url, core=False)
+    replica = await ReplicaClient.start(settings, log=tmp_path / "replica.log", limit_s=120)
+    try:
+        policy = str(run.store.local_path(policy_key(run.config)))
+        await replica.call("load", {"path": policy, "version": 0})
+        found = await replica.call("logprobs", {"samples": samples})
+    finally:
+        await replica.close()
     assert found["tokens"] > 100
     assert found["gap_max"] < 1e-3
 
