@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import time
-from pathlib import Path
 
 import orjson
 import pytest
@@ -15,6 +13,7 @@ from flows.plan import step_plan
 from storage.layout import execution_id
 from storage.records import ExecutionResult
 from storage.run import Run, open_run
+from tasks.warm_start.build import policy_key
 from tests.flows.conftest import (
     FinishedRun,
     finish,
@@ -45,10 +44,11 @@ def killed_and_resumed(
 ) -> tuple[Run, dict[str, ExecutionResult], int]:
     """The run, what it had done when its flow was killed, and the gateway's process then."""
     root = tmp_path_factory.mktemp("resumed")
-    # The policy is the same; making it again would only take time.
-    shutil.copytree(Path(smoke_run.run.store.url) / "policies", root / "policies")
+    # A local HF directory as the policy: the one that the warm start of the other run has made.
+    policy = smoke_run.run.store.local_path(policy_key(smoke_run.run.config))
     first = start_gyre(
         root, "train", "--config", "smoke", "--name", "r", "--set", "training.steps=1",
+        "--set", "model.source=hf_directory", "--set", f"model.path={policy}",
         "--set", "evaluation.before=false", "--set", "debug.evaluator_failure_share=0.2",
     )  # fmt: skip
     deadline = time.monotonic() + WAIT_S
