@@ -71,7 +71,7 @@ def load_config(
 
 def dump_config(config: RunConfig) -> str:
     """The configuration as YAML that ``load_config`` reads back to an equal one."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
 
 
 def _read_chain(source: str | Path) -> tuple[Path, dict[str, Any]]:

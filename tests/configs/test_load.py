@@ -203,3 +203,9 @@ def test_what_is_dumped_loads_to_an_equal_configuration(values: dict[str, object
     assert config.seed == values["seed"]
     assert config.storage.root == values["storage.root"]
     assert config.training.learning_rate == values["training.learning_rate"]
+
+
+@pytest.mark.parametrize("root", ["\x85", "\u2028", "caf\u00e9", "a\nb", " x "])
+def test_a_root_with_odd_characters_survives_the_file(root: str) -> None:
+    config = RunConfig.model_validate({"storage": {"root": root}})
+    assert RunConfig.model_validate(parse(dump_config(config))) == config

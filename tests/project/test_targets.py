@@ -40,7 +40,7 @@ def test_targets_set_up_first(target: str) -> None:
 
 def test_ci_ends_with_the_tests() -> None:
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
-    assert "make --no-print-directory test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert _make("--dry-run", "test").rstrip().endswith("-m pytest")
 
 
