@@ -111,7 +111,7 @@ def sglang_server(
         requests=64,
         seed=1,
         port=free_port(),
-        admin_key=secrets.token_urlsafe(16),
+        admin_key="-" + secrets.token_urlsafe(16),  # the worst that chance can make
     )
     log = tmp_path_factory.mktemp("sglang") / "server.log"
 

@@ -48,7 +48,8 @@ if __name__ in ("__main__", "__mp_main__"):
 if __name__ == "__main__":
     given = sys.argv[1:]
     if ADMIN_KEY in os.environ:
-        given += ["--admin-api-key", os.environ.pop(ADMIN_KEY)]
+        # As one word: a key that begins with a dash would be taken for another flag.
+        given.append(f"--admin-api-key={os.environ.pop(ADMIN_KEY)}")
     if _on_cpu(given):
         serve_on_cpu(given)
     else:
