@@ -33,8 +33,6 @@ from storage.records import Record, encode
 
 _SMOOTHING = 0.5
 """Weight of the newest measurement in the running means of switch times."""
-
-
 _SETTLE_POLL_S = 0.2
 
 
@@ -142,6 +140,8 @@ class Manager:
         """Take the cell as it is; a serving one is made to serve this step's version."""
         try:
             status = self._settled_status(name)
+        except FencedError:
+            raise  # the cell is well; it is this manager that was replaced
         except DaemonError as error:
             self._lose(name, str(error))
             return

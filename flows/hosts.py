@@ -26,9 +26,6 @@ class Hosts:
     cells: dict[str, DaemonClient]
     core: str
 
-    def all(self) -> list[DaemonClient]:
-        return [self.gateway, self.executions, *self.cells.values()]
-
 
 def cell_daemon(cell: str) -> str:
     """Registered name of the host of a cell."""

@@ -202,6 +202,18 @@ def test_a_fenced_manager_stops(tmp_path: Path) -> None:
     assert rig.board.stopped
 
 
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_a_manager_that_was_replaced_before_it_began_adopts_nothing(
+    tmp_path: Path, name: str
+) -> None:
+    newer = FakeCell(name)
+    newer.epoch = 2
+    rig = Rig(tmp_path, live=1, **{name: newer})
+    rig.thread.join(LIMIT_S)
+    assert isinstance(rig.error, FencedError)
+    assert rig.decisions == []
+
+
 def test_a_restarted_gateway_is_told_of_the_cells_again(tmp_path: Path) -> None:
     rig = Rig(tmp_path, live=1)
     rig.board.wait_serving(LIMIT_S)
