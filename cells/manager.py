@@ -15,6 +15,7 @@ from typing import Any
 
 from cells.board import Board, CellState
 from cells.client import DaemonClient, DaemonError, DaemonGoneError, FencedError
+from cells.levels import LevelLog
 from cells.moves import SILENCE_S, Mover
 from cells.scheduler import (
     CellView,
@@ -103,6 +104,8 @@ class Manager:
         self._step = step
         self._report = report
         self._journal = Journal(store, layout.decisions)
+        self._levels = LevelLog(store, layout, step)
+        self._tokens_out = 0
         self._state: dict[str, CellState] = {}
         self._moving: dict[str, _Moving] = {}
         self._silent: dict[str, float] = {}
@@ -123,7 +126,9 @@ class Manager:
             while not self._board.stopped:
                 self._finish_moves()
                 self._refresh()
-                for move in self._policy.decide(self._snapshot()):
+                snapshot = self._snapshot()
+                self._levels.note(snapshot, self._tokens_out)
+                for move in self._policy.decide(snapshot):
                     self._start(move)
                 self._board.set_cells(self._state)
                 self._board.wait_change(self._config.cells.decide_every_s)
@@ -134,6 +139,7 @@ class Manager:
             self._workers.shutdown(wait=True)
             with suppress(NoCellsError, FencedError):
                 self._finish_moves()
+            self._levels.close()
             self._journal.close()
 
     def _adopt(self, name: str) -> None:
@@ -227,6 +233,7 @@ class Manager:
     def _snapshot(self) -> Snapshot:
         live = max(self._board.live, 0)
         gateway = self._gateway_state()
+        self._tokens_out = gateway["tokens_out"]
         running = min(live, sum(cell["live"] for cell in gateway["cells"].values()))
         serve = self._board.serve_version
         views = tuple(

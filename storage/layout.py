@@ -59,6 +59,16 @@ class RunLayout:
         return f"{self.prefix}/decisions"
 
     @property
+    def levels(self) -> str:
+        """Journal of the waterlevel and the roles of cells over time."""
+        return f"{self.prefix}/levels"
+
+    @property
+    def report(self) -> str:
+        """The page about the run."""
+        return f"{self.prefix}/report.html"
+
+    @property
     def epochs(self) -> str:
         """One empty object for each fencing number that was taken."""
         return f"{self.prefix}/epochs"

@@ -10,11 +10,14 @@ import pytest
 
 from cells.board import Board
 from cells.client import DaemonClient, DaemonError, FencedError
+from cells.levels import Level
 from cells.manager import Decision, Manager, NoCellsError
 from cells.scheduler import Role, TrainingWork, make_policy
 from configs.run import RunConfig
+from storage.journal import read_journal
 from storage.layout import RunLayout
 from storage.objects import Store
+from storage.records import decode
 
 LIMIT_S = 20
 
@@ -70,7 +73,7 @@ class FakeGateway:
             self.cells[name] = body["state"]
         if method == "DELETE":
             self.cells.pop(name, None)
-        return {"cells": {cell: {"live": 0} for cell in self.cells}}
+        return {"cells": {cell: {"live": 0} for cell in self.cells}, "tokens_out": 7}
 
 
 class Rig:
@@ -144,6 +147,10 @@ def test_colocate_switches_all_cells_and_back(tmp_path: Path) -> None:
     assert rig.gateway.cells == {"a": "serving", "b": "serving"}
     assert [decision.to for decision in rig.decisions] == ["training"] * 2 + ["rollout"] * 2
     assert all(decision.reason and not decision.failed for decision in rig.decisions)
+    rows = read_journal(Store(tmp_path), RunLayout("r").levels)
+    seen = [tuple(decode(row, Level).roles.values()) for row in rows]
+    assert seen[0] == (Role.ROLLOUT,) * 2
+    assert (Role.TRAINING,) * 2 in seen
 
 
 def test_cells_that_trained_get_the_new_version_from_the_core(tmp_path: Path) -> None:
