@@ -7,7 +7,8 @@ import threading
 from collections.abc import Iterable
 from typing import BinaryIO
 
-from storage.objects import StorageError, Store
+from storage.errors import StorageError, refused
+from storage.objects import Store
 
 _TAIL_BYTES = 1 << 16
 
@@ -53,7 +54,7 @@ class Journal:
                     os.fsync(self._file.fileno())
             except OSError as error:
                 self._end_segment()  # what follows must not continue a torn line
-                raise StorageError(f"{path}: can't be written: {error}") from error
+                raise refused(path, error) from error
 
     def close(self) -> None:
         """End the segment; a later ``append`` opens a new one."""
@@ -88,6 +89,45 @@ def read_journal(store: Store, prefix: str) -> list[bytes]:
     return lines
 
 
+class JournalTail:
+    """Reads a journal that is being written, each line once."""
+
+    def __init__(self, store: Store, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._segment = ""
+        self._tail: LineTail | None = None
+
+    def read(self) -> list[bytes]:
+        """The whole lines that came since the last call, in order."""
+        lines: list[bytes] = []
+        for name in self._store.children(self._prefix):
+            # The last one of the call before may have grown since, even where it has successors.
+            if not name.endswith(".jsonl") or name < self._segment:
+                continue
+            if name != self._segment or self._tail is None:
+                self._segment = name
+                self._tail = LineTail(self._store, f"{self._prefix}/{name}")
+            lines.extend(self._tail.read())
+        return lines
+
+
+class LineTail:
+    """Reads one growing object of lines, each line once."""
+
+    def __init__(self, store: Store, key: str) -> None:
+        self._store = store
+        self._key = key
+        self._offset = 0
+
+    def read(self) -> list[bytes]:
+        """The whole lines that came since the last call, in order."""
+        data = self._store.read_from(self._key, self._offset)
+        whole = data.rfind(b"\n") + 1
+        self._offset += whole
+        return data[:whole].split(b"\n")[:-1]
+
+
 def append_line(store: Store, key: str, line: bytes) -> None:
     """Add a line to one growing object. Meant for small files with one writer, such as metrics:
     an object store has to write the whole of it again."""
@@ -103,7 +143,7 @@ def append_line(store: Store, key: str, line: bytes) -> None:
             _drop_torn_line(file)
             _write_all(file, line + b"\n")
     except OSError as error:
-        raise StorageError(f"{path}: can't be written: {error}") from error
+        raise refused(path, error) from error
 
 
 def _write_all(file: BinaryIO, data: bytes) -> None:

@@ -6,13 +6,18 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from storage.errors import DiskFullError, MissingObjectError, StorageError, refused
 from storage.records import Record, decode, encode
+
+__all__ = ["DiskFullError", "Entry", "MissingObjectError", "StorageError", "Store"]
 
 R = TypeVar("R", bound=Record)
 
@@ -20,12 +25,15 @@ OBJECT_LIMIT_BYTES = 8 << 30
 _ASIDE = ".writing-"
 
 
-class StorageError(RuntimeError):
-    """The store refused or lost something; the text names the key and what to do."""
+@dataclass(frozen=True)
+class Entry:
+    """An object as a listing tells of it."""
 
-
-class MissingObjectError(StorageError):
-    """No object at that key."""
+    key: str
+    size: int
+    """Bytes."""
+    changed_at: float
+    """Seconds since the epoch; 0 where the store does not tell."""
 
 
 class Store:
@@ -61,8 +69,32 @@ class Store:
         except FileNotFoundError:
             raise MissingObjectError(f"{path}: no such object") from None
         except OSError as error:
-            raise StorageError(f"{path}: can't be read: {error}") from error
+            raise refused(path, error, "can't be read") from error
         return bytes(data)
+
+    def read_from(self, key: str, offset: int) -> bytes:
+        """The bytes of a growing object from ``offset`` on; none where it is shorter or missing.
+
+        Raises:
+            StorageError: it can't be read.
+        """
+        path = self._path(key)
+        self._fs.invalidate_cache(path)  # others write it
+        try:
+            if self._fs.size(path) <= offset:
+                return b""
+            return bytes(self._fs.cat_file(path, start=offset))
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise refused(path, error, "can't be read") from error
+
+    def written_at(self, key: str) -> float | None:
+        """When the object was last written, in seconds since the epoch; None where none is."""
+        try:
+            return float(self._fs.modified(self._path(key)).timestamp())
+        except FileNotFoundError:
+            return None
 
     def exists(self, key: str) -> bool:
         """Whether an object (not a folder) is at ``key``."""
@@ -80,7 +112,7 @@ class Store:
             try:
                 self._fs.pipe_file(path, data)
             except OSError as error:
-                raise StorageError(f"{path}: can't be written: {error}") from error
+                raise refused(path, error) from error
             return
         aside = self._write_aside(path, data)
         try:
@@ -88,7 +120,7 @@ class Store:
         except OSError as error:
             with suppress(OSError):
                 os.unlink(aside)
-            raise StorageError(f"{path}: can't be written: {error}") from error
+            raise refused(path, error) from error
 
     def write_once(self, key: str, data: bytes) -> bool:
         """Put ``data`` at ``key`` unless something is there already; False when it is.
@@ -110,7 +142,7 @@ class Store:
         except FileExistsError:
             return False
         except OSError as error:
-            raise StorageError(f"{path}: can't be written: {error}") from error
+            raise refused(path, error) from error
         finally:
             os.unlink(aside)
         return True
@@ -118,6 +150,19 @@ class Store:
     def keys(self, prefix: str) -> list[str]:
         """Keys of all objects below ``prefix``, sorted; empty when there are none."""
         return sorted(self._walk(prefix))
+
+    def entries(self, prefix: str) -> list[Entry]:
+        """All objects below ``prefix`` with their sizes, those being written too, sorted by key."""
+        skip = len(self._root) + 1
+        self._fs.invalidate_cache()
+        found = self._fs.find(self._path(prefix), detail=True)
+        return sorted(
+            (
+                Entry(str(path)[skip:], int(info.get("size") or 0), _changed_at(info))
+                for path, info in found.items()
+            ),
+            key=lambda entry: entry.key,
+        )
 
     def children(self, prefix: str) -> list[str]:
         """Names (not keys) of objects and folders directly below ``prefix``, sorted."""
@@ -129,11 +174,19 @@ class Store:
         return sorted(name for name in names if not name.startswith(_ASIDE))
 
     def delete(self, prefix: str) -> None:
-        """Remove an object or everything below a prefix; nothing there is no error."""
+        """Remove an object or everything below a prefix; nothing there is no error.
+
+        Raises:
+            StorageError: the store refuses.
+        """
         path = self._path(prefix)
         if self._fs.exists(path):
-            with suppress(FileNotFoundError):  # another deleted it meanwhile
+            try:
                 self._fs.rm(path, recursive=True)
+            except FileNotFoundError:
+                pass  # another deleted it meanwhile
+            except OSError as error:
+                raise refused(path, error, "can't be deleted") from error
 
     def local_path(self, key: str) -> Path:
         """The file behind ``key``, for programs that need a path.
@@ -180,7 +233,7 @@ class Store:
         except OSError as error:
             with suppress(OSError):
                 os.unlink(aside)
-            raise StorageError(f"{path}: can't be written: {error}") from error
+            raise refused(path, error) from error
         return aside
 
     def _walk(self, prefix: str) -> Iterator[str]:
@@ -190,3 +243,14 @@ class Store:
         for found in self._fs.find(path):
             if not str(found).rsplit("/", 1)[-1].startswith(_ASIDE):
                 yield str(found)[skip:]
+
+
+def _changed_at(info: dict[str, Any]) -> float:
+    """The time of the last change in a listing's entry, whatever the file system calls it."""
+    for name in ("mtime", "LastModified", "last_modified", "modified", "created"):
+        value = info.get(name)
+        if isinstance(value, datetime):
+            return value.timestamp()
+        if isinstance(value, int | float):
+            return float(value)
+    return 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -9,6 +10,8 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 R = TypeVar("R", bound="Record")
+
+Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class RecordError(ValueError):
@@ -20,6 +23,10 @@ class Record(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
     FORMAT: ClassVar[int] = 1
+    """Raise it with a change that an earlier Gyre could not read, or would misread. A new field
+    with a default needs no new format."""
+    OLDER: ClassVar[Mapping[int, Upgrade]] = {}
+    """How a body of an older format becomes one of the next, for each that can still be read."""
 
 
 def encode(record: Record) -> bytes:
@@ -31,7 +38,7 @@ def encode(record: Record) -> bytes:
 
 
 def decode(data: bytes, kind: type[R], where: str = "record") -> R:
-    """The record in ``data``.
+    """The record in ``data``; one of an older format is brought to this one.
 
     Raises:
         RecordError: names ``where``, what was found and what was expected.
@@ -42,15 +49,24 @@ def decode(data: bytes, kind: type[R], where: str = "record") -> R:
         raise RecordError(f"{where}: not JSON: {error}") from None
     if not isinstance(body, dict) or body.pop("record", None) != kind.__name__:
         raise RecordError(f"{where}: not a {kind.__name__} record")
-    version = body.pop("format", None)
-    if version != kind.FORMAT:
-        raise RecordError(
-            f"{where}: {kind.__name__} of format {version}, this version reads {kind.FORMAT}"
-        )
+    body = _upgraded(body, kind, body.pop("format", None), where)
     try:
         return kind.model_validate(body)
     except ValidationError as error:
         raise RecordError(f"{where}: {error}") from None
+
+
+def _upgraded(body: dict[str, Any], kind: type[R], version: Any, where: str) -> dict[str, Any]:
+    found = f"{where}: {kind.__name__} of format {version}, this version reads {kind.FORMAT}"
+    if type(version) is not int or version < 1:
+        raise RecordError(f"{found}: it is damaged, or no record of Gyre")
+    if version > kind.FORMAT:
+        raise RecordError(f"{found}: a newer Gyre wrote it; install that one to read it")
+    for older in range(version, kind.FORMAT):
+        if older not in kind.OLDER:
+            raise RecordError(f"{found}: an older Gyre wrote it; read it with that one")
+        body = kind.OLDER[older](body)
+    return body
 
 
 class Split(StrEnum):
@@ -222,7 +238,11 @@ class Member(Record):
     dropped_tokens: int = 0
     """Sampled tokens that only trajectories beyond the cap hold."""
     cut_tokens: int = 0
-    """Sampled tokens of calls that end beyond the model's context."""
+    """Sampled tokens of calls that end beyond the longest trajectory."""
+    kept: dict[CallKind, int] = {}
+    """Trajectories that are trained, by kind."""
+    dropped: dict[CallKind, int] = {}
+    """Trajectories beyond the cap, by kind."""
 
 
 class GroupHeader(Record):
@@ -294,6 +314,12 @@ class Evaluation(Record):
     standard_error: float
     rates: dict[str, float]
     """Problem id to its mean reward."""
+    samples: int | None = None
+    """Executions of each problem, excluded ones too; None in results of older versions of Gyre."""
+    seed: int | None = None
+    """Seed of the problems; None as above."""
+    rewards: dict[str, tuple[float, ...]] = Field(default_factory=dict)
+    """Problem id to the reward of each valid execution; empty as above."""
 
 
 class StepDone(Record):

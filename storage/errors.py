@@ -1,0 +1,68 @@
+"""What a store says when it refuses: what is wrong, where, and what to do."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+
+class StorageError(RuntimeError):
+    """The store refused or lost something; the text names the key and what to do."""
+
+
+class MissingObjectError(StorageError):
+    """No object at that key."""
+
+
+class DiskFullError(StorageError):
+    """No room is left where the store is. Nothing of the write is visible; earlier objects are."""
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def refused(path: str | Path, error: OSError, what: str = "can't be written") -> StorageError:
+    """The error to raise for what the system said about ``path``."""
+    text = f"{path}: {what}: {error.strerror or error}{_advice(path, error)}"
+    return DiskFullError(text) if error.errno in _FULL else StorageError(text)
+
+
+def _advice(path: str | Path, error: OSError) -> str:
+    match error.errno:
+        case errno.ENOSPC:
+            return (
+                f" ({_free(path)}). Free some: gyre gc --dry-run shows what can go; then retry, or "
+                f"go on with gyre train --resume"
+            )
+        case errno.EDQUOT:
+            return ". Your quota there is used up: gyre gc --dry-run shows what can go"
+        case errno.EROFS:
+            return ". Take a storage root that can be written: --root, or storage.root"
+        case errno.EACCES | errno.EPERM:
+            return (
+                f". User {os.geteuid()} has no right to: change the owner or the mode, or take "
+                f"another storage root: --root, or storage.root"
+            )
+        case errno.ENOTDIR | errno.EEXIST:
+            return ". A file is where a folder is needed: move it, or take another storage root"
+        case errno.EMFILE | errno.ENFILE:
+            return ". Too many files are open: raise the limit (ulimit -n 65536)"
+        case _:
+            return ""
+
+
+def _free(path: str | Path) -> str:
+    """Room on the file system that holds ``path``, or would."""
+    place = Path(path)
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        usage = shutil.disk_usage(place)
+        inodes = os.statvfs(place)
+    except OSError:
+        return "how full it is can't be told"
+    if inodes.f_files and not inodes.f_favail:
+        return f"no inode of {inodes.f_files:,} is free"
+    return f"{usage.free / 1e6:,.1f} of {usage.total / 1e6:,.1f} MB are free"
