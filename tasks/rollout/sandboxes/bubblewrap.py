@@ -11,10 +11,6 @@ from pathlib import Path
 
 from tasks.rollout.sandboxes.sandbox import Room, SandboxError, limit_command
 
-INSIDE = "/workspace"
-"""The workspace as the agent sees it: the same in every execution, so that prompts that name it
-share a prefix."""
-
 TEMPORARY_BYTES = 64 << 20
 PROCESSES = 256
 _START_LIMIT_S = 20
@@ -54,7 +50,10 @@ class Bubblewrap:
             argv.append("--share-net")
         for path in room.readable:
             argv += ["--ro-bind", str(path), str(path)]
-        argv += ["--bind", str(room.workspace), INSIDE, "--chdir", INSIDE, "--remount-ro", "/"]
+        argv += ["--bind", str(room.workspace), room.inside]
+        for mount in room.mounts:
+            argv += ["--bind" if mount.writable else "--ro-bind", str(mount.source), mount.target]
+        argv += ["--chdir", room.inside, "--remount-ro", "/"]
         if info is not None:
             argv += ["--info-fd", str(info)]
         # Inside, so that the count of processes is the sandbox's own and not the user's. It binds

@@ -27,6 +27,21 @@ class ProcessLimits:
     """Processor time."""
 
 
+INSIDE = "/workspace"
+"""Where the workspace is seen inside, unless a room says otherwise: the same in every execution, so
+that prompts that name it share a prefix."""
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A file or folder that is seen at another path inside."""
+
+    source: Path
+    target: str
+    """Absolute path inside."""
+    writable: bool = False
+
+
 @dataclass(frozen=True)
 class Room:
     """The place that a command gets.
@@ -36,12 +51,16 @@ class Room:
         readable: further files and folders that it may read, at the same paths.
         network: whether it may reach the machine's network.
         limits: of its processes; None when the command limits itself.
+        inside: absolute path at which the workspace is seen, and where the command starts.
+        mounts: further files and folders at other paths. Only for sandboxes that isolate.
     """
 
     folder: Path
     readable: tuple[Path, ...] = ()
     network: bool = False
     limits: ProcessLimits | None = None
+    inside: str = INSIDE
+    mounts: tuple[Mount, ...] = ()
 
     @property
     def workspace(self) -> Path:
