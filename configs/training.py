@@ -29,6 +29,14 @@ class TrajectoryConfig(Section):
     within_kind: WithinKind = setting(
         WithinKind.MOST_TARGETS, "Order of the trajectories of one kind."
     )
+    max_tokens: int | None = Field(
+        default=None,
+        ge=16,
+        le=16_777_216,
+        description="Longest trajectory; a longer one is cut after its last call that fits. none "
+        "is model.context, which is never exceeded.",
+        json_schema_extra={"unit": "tokens"},
+    )
 
 
 class ExecutionMean(StrEnum):

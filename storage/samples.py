@@ -35,6 +35,11 @@ class Sample:
     weight: float
     """Share of its execution's loss; the weights of an execution sum to one."""
 
+    @property
+    def positions(self) -> npt.NDArray[np.int32]:
+        """Of each token in its own context: a trajectory starts at 0 and has no gaps."""
+        return np.arange(len(self.ids), dtype=np.int32)
+
 
 @dataclass(frozen=True)
 class SampleRef:

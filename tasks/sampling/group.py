@@ -174,4 +174,6 @@ def _member(one: _Settled, advantage: float | None) -> Member:
         target_tokens=selection.target_tokens,
         dropped_tokens=selection.dropped_tokens,
         cut_tokens=selection.cut_tokens,
+        kept=dict(selection.kept),
+        dropped=dict(selection.dropped),
     )

@@ -49,37 +49,40 @@ class Selection:
     trajectories: tuple[Trajectory, ...]
     paths: int
     """Paths with targets before the cap."""
+    kept: Mapping[CallKind, int]
+    """Trajectories by kind, without kinds that have none."""
     dropped: Mapping[CallKind, int]
-    """Paths that the cap drops."""
+    """Paths that the cap drops, by kind, without kinds that lose none."""
     target_tokens: int
     dropped_tokens: int
     """Targets that only dropped paths hold."""
     cut_tokens: int
-    """Output of calls that end beyond the context: the path is cut at the call before."""
+    """Output of calls that end beyond the longest trajectory: their paths are cut before them."""
 
 
 def select(tree: CallTree, config: TrajectoryConfig, context: int) -> Selection:
     """The trajectories of an execution.
 
-    Outputs of background and abandoned calls, and of calls that end beyond ``context`` tokens, are
-    never targets.
+    Outputs of background and abandoned calls, and of calls that end beyond ``context`` or
+    ``config.max_tokens`` tokens, are never targets.
     """
-    fits = [placed.tokens <= context for placed in tree.calls]
+    longest = context if config.max_tokens is None else min(context, config.max_tokens)
+    fits = [placed.tokens <= longest for placed in tree.calls]
     trained = [_trainable(placed) and fit for placed, fit in zip(tree.calls, fits, strict=True)]
     picker = _Picker(tree, trained)
     paths = picker.paths()
     room = len(tree.calls) if config.cap is None else config.cap
     taken: list[Trajectory] = []
-    dropped: dict[CallKind, int] = {}
+    kept: dict[CallKind, int] = {}
     for kind in RANK:
         tips = paths.get(kind, [])
         order = picker.most_targets(tips) if _most(config) else picker.latest(tips)
         before = len(taken)
         while len(taken) < room and len(taken) - before < len(tips):
             taken.append(picker.take(next(order)))
-        dropped[kind] = len(tips) - (len(taken) - before)
+        kept[kind] = len(taken) - before
     total = sum(_output(placed) for placed, use in zip(tree.calls, trained, strict=True) if use)
-    kept = sum(trajectory.target_tokens for trajectory in taken)
+    targets = sum(trajectory.target_tokens for trajectory in taken)
     cut = [
         _output(placed)
         for placed, fit in zip(tree.calls, fits, strict=True)
@@ -88,9 +91,14 @@ def select(tree: CallTree, config: TrajectoryConfig, context: int) -> Selection:
     return Selection(
         trajectories=tuple(taken),
         paths=sum(len(tips) for tips in paths.values()),
-        dropped=dropped,
-        target_tokens=kept,
-        dropped_tokens=total - kept,
+        kept={kind: count for kind, count in kept.items() if count},
+        dropped={
+            kind: len(tips) - kept[kind]
+            for kind in RANK
+            if (tips := paths.get(kind, [])) and len(tips) > kept[kind]
+        },
+        target_tokens=targets,
+        dropped_tokens=total - targets,
         cut_tokens=sum(cut),
     )
 

@@ -9,6 +9,7 @@ from storage.journal import Journal
 from storage.layout import RunLayout, execution_id
 from storage.objects import Store
 from storage.records import (
+    CallKind,
     Excluded,
     ExecutionOutcome,
     ExecutionResult,
@@ -87,6 +88,8 @@ def test_group_is_sealed_and_read_back_exactly(store):
         [-1, 1, -1, 1], rel=1e-3
     )
     assert all(member.target_tokens == 3 for member in group.header.members)
+    assert all(member.kept == {CallKind.MAIN: 1} for member in group.header.members)
+    assert all(member.dropped == {} for member in group.header.members)
     again = read_group(store, LAYOUT.group(QUERY.query_id))
     assert again.header == group.header
     for one, other in zip(group.samples, again.samples, strict=True):

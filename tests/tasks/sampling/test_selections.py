@@ -41,7 +41,11 @@ def test_selection_equals_the_plain_reading(calls, config, context):
     ]
     assert [one.target_tokens for one in found.trajectories] == [len(own) for _, own in chosen]
     assert found.paths == len(everything)
-    assert sum(found.dropped.values()) == len(everything) - len(chosen)
+    kinds = [reading.calls[name].kind for name, _ in everything]
+    for kind in CallKind:
+        kept = sum(one.kind is kind for one in found.trajectories)
+        assert found.kept.get(kind, 0) == kept
+        assert found.dropped.get(kind, 0) == kinds.count(kind) - kept
     total = sum(len(own) for _, own in everything)
     assert found.dropped_tokens == total - found.target_tokens
     assert found.cut_tokens == sum(
@@ -165,3 +169,22 @@ def test_a_path_beyond_the_context_is_cut_at_the_call_before():
     samples, selection = samples_of([first, second], TrajectoryConfig(), context=6)
     assert [sample.ids.tolist() for sample in samples] == [[1, 2, 3]]
     assert selection.cut_tokens == 2
+
+
+@settings(max_examples=30)
+@given(executions(most=20), st.integers(16, 40))
+def test_the_longest_trajectory_may_be_set_below_the_context(calls, longest):
+    short = TrajectoryConfig(max_tokens=longest, cap=None)
+    samples, selection = samples_of(calls, short)
+    others, other = samples_of(calls, TrajectoryConfig(cap=None), context=longest)
+    assert selection == other
+    assert [s.ids.tolist() for s in samples] == [s.ids.tolist() for s in others]
+    trained = Reading(calls).trained(LONG)
+    sampled = sum(len(one.output_ids) for one in calls if one.call_id in trained)
+    assert selection.target_tokens + selection.cut_tokens == sampled
+
+
+@given(executions(), configs)
+def test_positions_count_the_tokens_of_a_trajectory(calls, config):
+    for sample in samples_of(calls, config)[0]:
+        assert sample.positions.tolist() == list(range(len(sample.ids)))
