@@ -7,7 +7,7 @@ from prefect.cache_policies import NO_CACHE
 
 from configs.model import ModelSource
 from storage.run import open_run
-from tasks.warm_start.policies import import_policy
+from tasks.warm_start.policies import import_policy, remember_policy
 
 
 @task(name="fit policy", cache_policy=NO_CACHE)
@@ -16,11 +16,14 @@ def fit_policy(root: str, run_id: str) -> str:
     run = open_run(root, run_id)
     logger = get_run_logger()
     if run.config.model.source is ModelSource.HF_DIRECTORY:
-        return import_policy(run.store, run.config)
-    # Brings torch and transformers, seconds of start-up that no other part of a flow needs.
-    from tasks.warm_start.build import build_policy
+        key = import_policy(run.store, run.config)
+    else:
+        # Brings torch and transformers, seconds of start-up that no other part of a flow needs.
+        from tasks.warm_start.build import build_policy
 
-    return build_policy(run.store, run.config, logger.info)
+        key = build_policy(run.store, run.config, logger.info)
+    remember_policy(run, key)
+    return key
 
 
 @flow(name="warm_start", flow_run_name="{run_id} warm start", persist_result=True)

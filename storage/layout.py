@@ -15,9 +15,9 @@ def query_id(step: int, index: int) -> str:
     return f"s{step:05d}-q{index:04d}"
 
 
-def evaluation_query_id(version: int, index: int) -> str:
-    """Identifier of a held-out query."""
-    return f"v{version:05d}-q{index:04d}"
+def evaluation_query_id(version: int, index: int, variant: str = "") -> str:
+    """Identifier of a held-out query. ``variant`` tells evaluations of one version apart."""
+    return f"v{version:05d}{variant}-q{index:04d}"
 
 
 def execution_id(query: str, member: int) -> str:
@@ -38,6 +38,16 @@ class RunLayout:
     @property
     def config(self) -> str:
         return f"{self.prefix}/config.yaml"
+
+    @property
+    def lock(self) -> str:
+        """Held by every process that works on the run."""
+        return f"{self.prefix}/lock"
+
+    @property
+    def first_policy(self) -> str:
+        """Which policy the run starts from."""
+        return f"{self.prefix}/policy.json"
 
     @property
     def identity(self) -> str:
@@ -138,5 +148,10 @@ class RunLayout:
     def checkpoint(self, version: int) -> str:
         return f"{self.prefix}/checkpoints/{version:08d}"
 
-    def evaluation(self, version: int) -> str:
-        return f"{self.prefix}/evaluations/{version:08d}.json"
+    @property
+    def evaluations(self) -> str:
+        return f"{self.prefix}/evaluations"
+
+    def evaluation(self, version: int, variant: str = "") -> str:
+        """The result of a version on the run's own held-out problems, or of a ``variant``."""
+        return f"{self.evaluations}/{version:08d}{variant}.json"

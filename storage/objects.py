@@ -53,6 +53,11 @@ class Store:
     def __repr__(self) -> str:
         return f"Store({self.url!r})"
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the objects are files of this machine's file systems."""
+        return self._local
+
     def read(self, key: str) -> bytes:
         """The bytes at ``key``.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,6 +13,10 @@ from configs.load import ConfigError, dump_config
 from configs.run import RunConfig
 from storage.layout import RunLayout
 from storage.objects import MissingObjectError, StorageError, Store
+from storage.root import check_root, mark_root
+
+FORMAT = 1
+"""Of a run's folder: raise it when what a run stores moves to other keys."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +40,19 @@ def create_run(root: str, run_id: str, config: RunConfig) -> Run:
 
     Raises:
         ConfigError: the run exists with other settings.
+        StorageError: it can't be recorded; nothing is left of it.
     """
     store, layout = Store(root), RunLayout(run_id)
-    store.write_once(layout.identity, secrets.token_hex(8).encode())
-    if not store.write_once(layout.config, dump_config(config).encode()):
+    mark_root(store)
+    text = f"# gyre run, format {FORMAT}\n{dump_config(config)}"
+    try:
+        store.write_once(layout.identity, secrets.token_hex(8).encode())
+        new = store.write_once(layout.config, text.encode())
+    except StorageError:
+        if not store.exists(layout.config):
+            store.delete(layout.prefix)
+        raise
+    if not new:
         found = open_run(root, run_id)
         if found.config != config:
             raise ConfigError(
@@ -57,14 +71,28 @@ def open_run(root: str, run_id: str) -> Run:
         ConfigError: its settings can't be read by this version.
     """
     store, layout = Store(root), RunLayout(run_id)
+    check_root(store)
     try:
         text = store.read(layout.config)
         identity = store.read(layout.identity).decode()
     except MissingObjectError:
         names = ", ".join(store.children("runs")) or "none"
         raise StorageError(f"no run {run_id!r} in {root}; there are: {names}") from None
+    _check_format(text, layout.config)
     try:
         config = RunConfig.model_validate(yaml.safe_load(text))
     except ValueError as error:
         raise ConfigError(f"{layout.config}: not readable by this version: {error}") from error
     return Run(store, layout, config, identity)
+
+
+def _check_format(text: bytes, key: str) -> None:
+    """The format stands in a comment, so that a run's settings are a file for ``--config`` too. The
+    first runs had none: they are of format 1."""
+    found = re.match(rb"# gyre run, format (\d+)\n", text)
+    version = int(found.group(1)) if found else FORMAT
+    if version != FORMAT:
+        raise ConfigError(
+            f"{key}: a run of format {version}, this version reads {FORMAT}: use the Gyre that "
+            f"made it"
+        )

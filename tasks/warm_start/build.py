@@ -17,7 +17,7 @@ from cells.replica.fit_plan import FitPlan
 from configs.run import RunConfig
 from storage.layout import policy_prefix
 from storage.objects import Store
-from tasks.warm_start.policies import has_policy, import_policy, keep_policy
+from tasks.warm_start.policies import has_policy, import_policy, keep_policy, only_maker
 
 RECIPE = 1
 """Raise it when the same settings make another policy than before."""
@@ -71,6 +71,15 @@ def build_policy(store: Store, config: RunConfig, progress: Progress) -> str:
     if has_policy(store, key):
         progress(f"warm start: {key} is there already")
         return key
+    with only_maker(store, key, config.warm_start.limit_s):
+        if has_policy(store, key):
+            progress(f"warm start: {key} was made by another process meanwhile")
+        else:
+            _make(store, key, config, progress)
+    return key
+
+
+def _make(store: Store, key: str, config: RunConfig, progress: Progress) -> None:
     # Not at the top: it brings transformers, which takes seconds, and mostly nothing is to be made.
     from tasks.warm_start.outfit import make_outfit, plan_fit
 
@@ -85,7 +94,6 @@ def build_policy(store: Store, config: RunConfig, progress: Progress) -> str:
         weights.replace(policy / weights.name)
         keep_policy(store, key, policy, f"warm start, recipe {RECIPE}")
     progress(f"warm start: {key} made in {time.monotonic() - began:.1f} s")
-    return key
 
 
 def run_fit(

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from configs.run import RunConfig
+from storage.errors import refused
+from storage.hold import HeldError, alone
 from storage.layout import policy_prefix
 from storage.objects import Store
-from storage.records import Record
+from storage.records import Record, encode
+from storage.run import Run
 
 MANIFEST = "manifest.json"
 _NEEDED = ("config.json", "tokenizer.json")
 _SUFFIXES = (".json", ".safetensors", ".jinja", ".txt", ".model")
 _FILES = 256
+_PUBLISH_LIMIT_S = 600.0
 
 
 class PolicyError(ValueError):
@@ -30,6 +38,12 @@ class PolicyManifest(Record):
     """Name to sha256."""
 
 
+class FirstPolicy(Record):
+    """The policy that a run starts from."""
+
+    key: str
+
+
 def has_policy(store: Store, key: str) -> bool:
     """Whether a whole policy lies at ``key``."""
     return store.exists(f"{key}/{MANIFEST}")
@@ -38,15 +52,57 @@ def has_policy(store: Store, key: str) -> bool:
 def keep_policy(store: Store, key: str, folder: Path, origin: str) -> None:
     """Put the HF directory ``folder`` at ``key``; whoever comes first is kept.
 
+    On a local store the files become visible all at once, so that two at a time never mix theirs.
+
     Raises:
         PolicyError: it is not an HF directory.
+        StorageError: it can't be written; nothing is visible then.
     """
     digests = policy_files(folder)
+    manifest = PolicyManifest(origin=origin, files=digests)
     if has_policy(store, key):
+        return
+    if store.is_local:
+        with alone(store, f"{key}.lock", _PUBLISH_LIMIT_S):
+            if not has_policy(store, key):
+                _publish(store, key, folder, manifest)
         return
     for name in digests:
         store.write(f"{key}/{name}", (folder / name).read_bytes())
-    store.write_record_once(f"{key}/{MANIFEST}", PolicyManifest(origin=origin, files=digests))
+    store.write_record_once(f"{key}/{MANIFEST}", manifest)
+
+
+def _publish(store: Store, key: str, folder: Path, manifest: PolicyManifest) -> None:
+    target = store.local_path(key)
+    aside = target.with_name(f".writing-{target.name}-{secrets.token_hex(4)}")
+    try:
+        aside.mkdir(parents=True)
+        for name in manifest.files:
+            shutil.copyfile(folder / name, aside / name)
+        (aside / MANIFEST).write_bytes(encode(manifest))
+        shutil.rmtree(target, ignore_errors=True)  # one without a manifest: a writer was killed
+        aside.rename(target)
+    except OSError as error:
+        raise refused(target, error) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def only_maker(store: Store, key: str, limit_s: float) -> Iterator[None]:
+    """Makes others that would make the policy at ``key`` wait, as it takes minutes and processors.
+
+    Raises:
+        PolicyError: another process has been at it for ``limit_s`` seconds.
+    """
+    try:
+        with alone(store, f"{key}.making", limit_s):
+            yield
+    except HeldError as error:
+        raise PolicyError(
+            f"{error}: it has been making the policy {key} for {limit_s:g} s; end it, or raise "
+            f"warm_start.limit_s"
+        ) from None
 
 
 def import_policy(store: Store, config: RunConfig) -> str:
@@ -55,11 +111,21 @@ def import_policy(store: Store, config: RunConfig) -> str:
     Raises:
         PolicyError: the folder lacks what a policy needs.
     """
-    folder = Path(str(config.model.path)).expanduser().resolve()
+    folder = model_folder(config)
     text = json.dumps(policy_files(folder), sort_keys=True)
     key = policy_prefix(f"hf-{hashlib.sha256(text.encode()).hexdigest()[:16]}")
     keep_policy(store, key, folder, f"HF directory {folder}")
     return key
+
+
+def model_folder(config: RunConfig) -> Path:
+    """``model.path`` as an absolute path."""
+    return Path(str(config.model.path)).expanduser().resolve()
+
+
+def remember_policy(run: Run, key: str) -> None:
+    """Record which policy a run starts from: it is not deleted as long as the run is there."""
+    run.store.write_record_once(run.layout.first_policy, FirstPolicy(key=key))
 
 
 def policy_files(folder: Path) -> dict[str, str]:
