@@ -13,7 +13,7 @@ from cells.epoch import take_epoch
 from cells.task import manage_cells
 from flows.hosts import find_hosts, hosts_of
 from flows.plan import evaluation_queries
-from flows.rollouts import living, roll_out, runner_for
+from flows.rollouts import in_batches, living, roll_out, runner_for
 from flows.warm_start import warm_start
 from storage.layout import execution_id
 from storage.objects import MissingObjectError
@@ -21,6 +21,9 @@ from storage.records import Evaluation, QueryPlan, Scored
 from storage.run import Run, open_run
 from tasks.sampling.guard import TooManyExcludedError
 from tasks.scoring.verdicts import newest_verdict
+
+BATCH = 16
+"""Executions of a task, about: few enough that evaluations begin early."""
 
 
 @flow(name="evaluate", flow_run_name="{run_id} evaluation", persist_result=True)
@@ -51,7 +54,7 @@ def evaluate_serving(root: str, run_id: str, version: int) -> str:
     if run.store.exists(key):
         return key
     queries = evaluation_queries(run, version)
-    runner = runner_for(len(queries), run.config.scoring.parallel)
+    runner = runner_for(len(in_batches(queries, BATCH)))
     _roll_out_held_out.with_options(task_runner=runner)(root, run_id, version)
     return key
 
@@ -67,12 +70,9 @@ def _roll_out_held_out(root: str, run_id: str, version: int) -> None:
     try:
         board.wait_serving(run.config.cells.switch_limit_s)
         temperature = run.config.evaluation.temperature
-        scores = [
-            future
-            for _, futures in roll_out(run, root, hosts, board, queries, version, temperature)
-            for future in futures
-        ]
-        wait(scores)
+        batches = in_batches(queries, BATCH)
+        scored = roll_out(run, root, hosts, board, batches, version, temperature)
+        wait([score for _, score in scored])
     finally:
         board.stop()
         manager.wait()

@@ -88,13 +88,15 @@ def _roll_out_and_build(
         run.config.scoring.max_excluded_share,
     )
     temperature = run.config.rollout.temperature
-    for query, scores in roll_out(
-        run, root, hosts, board, plan.queries, plan.policy_version, temperature
+    batches = [(query,) for query in plan.queries]
+    for (query,), score in roll_out(
+        run, root, hosts, board, batches, plan.policy_version, temperature
     ):
         # A score that failed for good leaves its execution out; it does not stop the group.
-        settled = [allow_failure(score) for score in scores]
         builds.append(
-            build_samples.submit(root, run.run_id, plan.step, query, feed, guard, settled)
+            build_samples.submit(
+                root, run.run_id, plan.step, query, feed, guard, allow_failure(score)
+            )
         )
     for build in builds:
         build.result()

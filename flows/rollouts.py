@@ -14,16 +14,20 @@ from storage.layout import execution_id
 from storage.records import QueryPlan
 from storage.run import Run
 from tasks.rollout.group import is_due
-from tasks.rollout.task import run_group
-from tasks.scoring.task import score_execution
+from tasks.rollout.task import run_groups
+from tasks.scoring.task import score_executions
+
+Batch = tuple[QueryPlan, ...]
+"""Queries that one task runs, and one task scores."""
 
 
-def runner_for(queries: int, parallel_scores: int) -> TaskRunner[PrefectFuture[Any]]:
+def runner_for(batches: int) -> TaskRunner[PrefectFuture[Any]]:
     """A task runner with threads enough that no waiting task blocks another.
 
-    A group waits in a thread while it runs and in another while it is built.
+    A batch waits in a thread while it runs, in another while it is scored, and in a third while
+    its samples are built.
     """
-    threads = 2 * queries + parallel_scores + 8
+    threads = 3 * batches + 8
     # Its future type is a subclass, which the invariant type parameter does not admit.
     return cast(TaskRunner[PrefectFuture[Any]], ThreadPoolTaskRunner(max_workers=threads))
 
@@ -42,30 +46,58 @@ def roll_out(
     root: str,
     hosts: Hosts,
     board: Board,
-    queries: Sequence[QueryPlan],
+    batches: Sequence[Batch],
     policy_version: int,
     temperature: float,
-) -> Iterator[tuple[QueryPlan, list[PrefectFuture[str]]]]:
-    """Each query with its submitted scores, in the order in which the groups' rollouts end.
+) -> Iterator[tuple[Batch, PrefectFuture[None]]]:
+    """Each batch with its submitted scoring, in the order in which the batches' rollouts end.
 
     Raises:
-        Exception: what a group's rollout failed with.
+        Exception: what a batch's rollout failed with.
     """
-    score = score_execution.with_options(
-        retries=run.config.scoring.retries,
+    scoring = run.config.scoring
+    score = score_executions.with_options(
+        retries=scoring.retries,
         retry_delay_seconds=[
-            run.config.scoring.retry_delay_s * 2**attempt
-            for attempt in range(run.config.scoring.retries)
+            scoring.retry_delay_s * 2**attempt for attempt in range(scoring.retries)
         ],
     )
-    groups = {
-        run_group.submit(
-            root, run.run_id, query, policy_version, temperature, hosts.executions, board
-        ): query
-        for query in queries
+    rollouts = {
+        run_groups.submit(
+            root,
+            run.run_id,
+            batch,
+            label(batch),
+            policy_version,
+            temperature,
+            hosts.executions,
+            board,
+        ): batch
+        for batch in batches
     }
-    for done in as_completed(list(groups)):
+    for done in as_completed(list(rollouts)):
         done.result()
-        query = groups[done]
-        members = (execution_id(query.query_id, member) for member in range(query.group_size))
-        yield query, [score.submit(root, run.run_id, query, member, board) for member in members]
+        batch = rollouts[done]
+        yield batch, score.submit(root, run.run_id, batch, label(batch), board)
+
+
+def in_batches(queries: Sequence[QueryPlan], executions: int) -> list[Batch]:
+    """Queries in order, in batches of about so many executions.
+
+    A task run costs the server tens of milliseconds, so small groups share one.
+    """
+    batches: list[list[QueryPlan]] = []
+    held = executions
+    for query in queries:
+        if held >= executions:
+            batches.append([])
+            held = 0
+        batches[-1].append(query)
+        held += query.group_size
+    return [tuple(batch) for batch in batches]
+
+
+def label(batch: Batch) -> str:
+    """Names a batch in the UI: its query, or its first and last one."""
+    first, last = batch[0].query_id, batch[-1].query_id
+    return first if first == last else f"{first} to {last}"

@@ -56,7 +56,7 @@ def train(
 
 def _steps(run: Run, root: str) -> None:
     training, every = run.config.training, run.config.evaluation.every
-    runner = runner_for(run.config.rollout.queries, run.config.scoring.parallel)
+    runner = runner_for(run.config.rollout.queries)
     step_flow = rl_step.with_options(task_runner=runner)
     for step in range(training.steps):
         version = step_flow(root, run.run_id, step)

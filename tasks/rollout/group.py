@@ -1,9 +1,9 @@
-"""Submitting a group's executions to the execution host and waiting for what they leave."""
+"""Submitting executions of groups to the execution host and waiting for what they leave."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import blake2b
 
@@ -17,20 +17,22 @@ _POLL_S = 3.0
 """Short enough that a cancelled step ends within its grace."""
 _PATIENCE_S = 60.0
 """How long an execution host may be silent before the group fails."""
+_ALIVE = ("queued", "running")
 
 
-def run_group(
+def run_groups(
     run: Run,
     host: DaemonClient,
-    query: QueryPlan,
+    queries: Sequence[QueryPlan],
     policy_version: int,
     temperature: float,
     ended: Callable[[], None],
     stopped: Callable[[], bool],
-) -> list[ExecutionResult]:
-    """Results of all members in order; what an earlier attempt left is taken as it is.
+) -> None:
+    """Run every execution of the queries to its end; what an earlier attempt left is kept.
 
-    An execution that failed on our side is run again as long as its group is not sealed.
+    Executions that an earlier attempt started and that still run are waited for. One that failed
+    on our side is run again as long as its group is not sealed.
 
     Args:
         ended: called once for each execution that ends here.
@@ -40,20 +42,21 @@ def run_group(
         DaemonError: the host refused, or was silent for a minute.
         InterruptedError: the step was stopped.
     """
-    specs = [
-        spec_of(run, query, member, policy_version, temperature)
+    waiting = [
+        spec
+        for query in queries
         for member in range(query.group_size)
+        if is_due(
+            run,
+            (spec := spec_of(run, query, member, policy_version, temperature)).execution_id,
+            query.query_id,
+        )
     ]
-    waiting = [spec for spec in specs if is_due(run, spec.execution_id, query.query_id)]
     for spec in waiting:
-        run.store.delete(run.layout.execution(spec.execution_id))
-        body = spec.model_dump(mode="json")
-        path = f"/executions/{spec.execution_id}"
-        _patiently(partial(host.call, "PUT", path, body), stopped)
+        _start(run, host, spec, stopped)
     for spec in waiting:
         _wait_for(run, host, spec.execution_id, stopped)
         ended()
-    return [_result(run, spec.execution_id) for spec in specs]
 
 
 def is_due(run: Run, execution: str, query: str) -> bool:
@@ -63,6 +66,17 @@ def is_due(run: Run, execution: str, query: str) -> bool:
         return True
     failed = result.outcome is ExecutionOutcome.HOST_FAILED
     return failed and not run.store.exists(run.layout.group(query))
+
+
+def _start(run: Run, host: DaemonClient, spec: ExecutionSpec, stopped: Callable[[], bool]) -> None:
+    """Have the host run an execution, unless it has ended or runs there already."""
+    path = f"/executions/{spec.execution_id}"
+    if not is_due(run, spec.execution_id, spec.query_id):
+        return
+    if _patiently(partial(host.call, "GET", path), stopped)["state"] not in _ALIVE:
+        # Only now: of one that runs, this is where its calls are being recorded.
+        run.store.delete(run.layout.execution(spec.execution_id))
+    _patiently(partial(host.call, "PUT", path, spec.model_dump(mode="json")), stopped)
 
 
 def _wait_for(run: Run, host: DaemonClient, execution: str, stopped: Callable[[], bool]) -> None:

@@ -1,4 +1,4 @@
-"""The Prefect task of a group's rollouts."""
+"""The Prefect task of the rollouts of some queries."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ from cells.board import Board
 from cells.client import DaemonClient
 from storage.records import QueryPlan
 from storage.run import open_run
-from tasks.rollout.group import run_group as run
+from tasks.rollout.group import run_groups as run
 
 
 @task(
-    name="run_group",
-    task_run_name="rollout {query.query_id}",
+    name="run_groups",
+    task_run_name="rollout {label}",
     cache_policy=NO_CACHE,  # what is in storage says what is done, and nothing else does
 )
-def run_group(
+def run_groups(
     root: str,
     run_id: str,
-    query: QueryPlan,
+    queries: tuple[QueryPlan, ...],
+    label: str,
     policy_version: int,
     temperature: float,
     host: DaemonClient,
     board: Board,
-) -> str:
-    """Run a query's executions to their end; the results lie in storage. Returns the query's id."""
+) -> None:
+    """Run the queries' executions to their end; the results lie in storage."""
     opened = open_run(root, run_id)
     try:
         run(
             opened,
             host,
-            query,
+            queries,
             policy_version,
             temperature,
             ended=board.execution_ended,
@@ -41,4 +42,3 @@ def run_group(
     except InterruptedError:
         board.check()  # the reason, where there is one
         raise
-    return query.query_id

@@ -26,13 +26,13 @@ def build_samples(
     query: QueryPlan,
     feed: GroupFeed,
     guard: ExclusionGuard,
-    settled: list[Any],
+    settled: Any,
 ) -> str:
     """Seal a query's group from the results and verdicts in storage, and tell the training.
 
     Args:
-        settled: the scores' futures; only waited for. What they left is read from storage, and
-            an execution whose score failed for good has no verdict there: it is excluded.
+        settled: the future of the scores; only waited for. What they left is read from storage,
+            and an execution whose evaluation failed for good has no verdict there: it is excluded.
 
     Raises:
         TooManyExcludedError: too much of the update failed on our side. The group stays unsealed,

@@ -1,8 +1,9 @@
-"""The Prefect task that scores an execution."""
+"""The Prefect task that scores the executions of some queries."""
 
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
 from prefect import task
@@ -10,33 +11,72 @@ from prefect.cache_policies import NO_CACHE
 from prefect.runtime import task_run
 
 from cells.board import Board
+from storage.layout import execution_id
 from storage.records import QueryPlan
-from storage.run import open_run
+from storage.run import Run, open_run
+from tasks.problems.source import EvaluatorError
 from tasks.scoring.score import score
+
+_SHOWN = 4
+"""Failures whose texts go into the task's error; the others are counted."""
 
 
 @task(
-    name="score_execution",
-    task_run_name="score {execution}",
+    name="score_executions",
+    task_run_name="score {label}",
     cache_policy=NO_CACHE,  # a verdict that is in storage is found there
 )
-def score_execution(root: str, run_id: str, query: QueryPlan, execution: str, board: Board) -> str:
-    """Evaluate an execution's frozen workspace; its verdict lies in storage. Returns its id.
+def score_executions(
+    root: str, run_id: str, queries: tuple[QueryPlan, ...], label: str, board: Board
+) -> None:
+    """Evaluate the frozen workspaces of these queries' executions; the verdicts lie in storage.
+
+    One task for a whole group, because a task run costs the server as much as an evaluation does.
+    A retry evaluates only what has no score yet.
 
     Raises:
-        EvaluatorError: our side failed. When the retries are spent the task stays failed and the
-            execution is left out of training; a later retry of the flow scores it again.
+        EvaluatorError: our side failed for some; the others have their verdicts. When the retries
+            are spent the task stays failed and those are left out of training; a later retry of
+            the flow scores them again.
     """
     run = open_run(root, run_id)
+    attempt = task_run.run_count - 1
+    members = [
+        (query, execution_id(query.query_id, member))
+        for query in queries
+        for member in range(query.group_size)
+    ]
+
+    def evaluate(member: tuple[QueryPlan, str]) -> str | None:
+        return _failure(run, *member, attempt, board)
+
+    with ThreadPoolExecutor(run.config.scoring.parallel) as pool:
+        failures = [text for text in pool.map(evaluate, members) if text]
+    if board.stopped:
+        board.check()  # the reason, where there is one
+        raise InterruptedError(f"score {label}: the step was stopped")
+    if failures:
+        more = f"\nand {len(failures) - _SHOWN} more" if len(failures) > _SHOWN else ""
+        raise EvaluatorError(
+            f"{len(failures)} of {len(members)} evaluations failed:\n"
+            + "\n".join(failures[:_SHOWN])
+            + more
+        )
+
+
+def _failure(run: Run, query: QueryPlan, execution: str, attempt: int, board: Board) -> str | None:
+    """What an evaluation failed with; None when there is a verdict, or no more need of one."""
     with _evaluators(run.config.scoring.parallel):
         if board.stopped:
-            raise InterruptedError(f"{execution}: the step was stopped")
-        attempt = task_run.run_count - 1
-        score(run.store, run.layout, run.config, execution, query.problem_id, attempt=attempt)
-    return execution
+            return None
+        try:
+            score(run.store, run.layout, run.config, execution, query.problem_id, attempt=attempt)
+        except EvaluatorError as error:
+            return str(error)
+    return None
 
 
 @lru_cache(maxsize=8)
 def _evaluators(parallel: int) -> threading.Semaphore:
-    """Evaluations share the cores with engines, however many threads wait to start one."""
+    """Evaluations share the cores with engines, however many groups are scored at once."""
     return threading.Semaphore(parallel)
