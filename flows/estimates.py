@@ -32,6 +32,13 @@ class Estimate:
         return (self.mean - half, self.mean + half)
 
 
+def share_interval(found: Estimate) -> tuple[float, float]:
+    """The interval of a mean of shares, which ends where shares do. With few problems Student's
+    goes beyond."""
+    low, high = found.interval
+    return (max(low, 0.0), min(high, 1.0))
+
+
 def estimate(values: Sequence[float]) -> Estimate:
     """The mean of independent values with its standard error.
 

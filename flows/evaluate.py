@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from statistics import fmean, stdev
+from statistics import fmean
 
 from prefect import flow, get_run_logger
 from prefect.futures import wait
 
 from cells.board import Board
 from cells.checkpoint import find_checkpoint, latest_checkpoint
+from cells.client import DaemonClient, DaemonError
 from cells.epoch import take_epoch
 from cells.task import manage_cells
-from flows.hosts import find_hosts, hosts_of
-from flows.plan import evaluation_queries
+from flows.estimates import standard_error
+from flows.held_out import HeldOut
+from flows.hosts import cell_daemon, find_hosts, hosts_of
 from flows.rollouts import in_batches, living, roll_out, runner_for
 from flows.warm_start import warm_start
 from storage.layout import execution_id
@@ -26,16 +28,33 @@ BATCH = 16
 """Executions of a task, about: few enough that evaluations begin early."""
 
 
+class RunBusyError(RuntimeError):
+    """The run's daemons live and hold other weights than those that are to be evaluated."""
+
+
 @flow(name="evaluate", flow_run_name="{run_id} evaluation", persist_result=True)
-def evaluate(root: str, run_id: str, version: int | None = None) -> str:
+def evaluate(
+    root: str,
+    run_id: str,
+    version: int | None = None,
+    problems: int | None = None,
+    samples: int | None = None,
+    seed: int | None = None,
+) -> str:
     """Evaluate a checkpointed version (the newest when left out) on the held-out problems.
 
     Starts the daemons of the run and ends them again. Returns the key of the evaluation.
+
+    Args:
+        problems: how many, instead of the run's `evaluation.problems`.
+        samples: executions of each, instead of `evaluation.samples`.
+        seed: of the problems, instead of `evaluation.seed`.
     """
     run = open_run(root, run_id)
     say = get_run_logger().info
-    if version is not None and run.store.exists(run.layout.evaluation(version)):
-        return run.layout.evaluation(version)
+    held_out = HeldOut.of(run, problems, samples, seed)
+    if version is not None and run.store.exists(held_out.key(run.layout, version)):
+        return held_out.key(run.layout, version)
     checkpoint = latest_checkpoint(run) if version is None else find_checkpoint(run, version)
     if checkpoint is not None:
         policy, number = checkpoint.policy_key, checkpoint.manifest.version
@@ -43,27 +62,38 @@ def evaluate(root: str, run_id: str, version: int | None = None) -> str:
         policy, number = warm_start(root, run_id), 0
     else:
         raise MissingObjectError(f"run {run_id} has no checkpoint of version {version}")
+    _refuse_other_weights(run, number)
     with hosts_of(run, policy, number, say):
-        return evaluate_serving(root, run_id, number)
+        return evaluate_serving(root, run_id, number, held_out)
 
 
-def evaluate_serving(root: str, run_id: str, version: int) -> str:
-    """Evaluate ``version`` on daemons that run already; found again when it was done before."""
+def evaluate_serving(root: str, run_id: str, version: int, held_out: HeldOut | None = None) -> str:
+    """Evaluate ``version`` on daemons that run already; found again when it was done before.
+
+    Args:
+        held_out: the run's own held-out problems when left out.
+    """
     run = open_run(root, run_id)
-    key = run.layout.evaluation(version)
+    chosen = held_out or HeldOut.of(run, None, None, None)
+    key = chosen.key(run.layout, version)
     if run.store.exists(key):
         return key
-    queries = evaluation_queries(run, version)
-    runner = runner_for(len(in_batches(queries, BATCH)))
-    _roll_out_held_out.with_options(task_runner=runner)(root, run_id, version)
+    batches = in_batches(chosen.queries(run, version), BATCH)
+    runner = runner_for(len(batches))
+    _roll_out_held_out.with_options(task_runner=runner)(
+        root, run_id, version, chosen.problems, chosen.samples, chosen.seed
+    )
     return key
 
 
 @flow(name="evaluation", flow_run_name="{run_id} evaluate v{version}")
-def _roll_out_held_out(root: str, run_id: str, version: int) -> None:
+def _roll_out_held_out(
+    root: str, run_id: str, version: int, problems: int, samples: int, seed: int
+) -> None:
     run = open_run(root, run_id)
+    held_out = HeldOut.of(run, problems, samples, seed)
     hosts = find_hosts(run)
-    queries = evaluation_queries(run, version)
+    queries = held_out.queries(run, version)
     board = Board(live=living(run, queries), serve_version=version)
     epoch = take_epoch(run.store, run.layout)
     manager = manage_cells.submit(root, run_id, -1, epoch, board, hosts.cells, hosts.gateway)
@@ -76,8 +106,8 @@ def _roll_out_held_out(root: str, run_id: str, version: int) -> None:
     finally:
         board.stop()
         manager.wait()
-    result = summarise(run, version, queries)
-    run.store.write_record(run.layout.evaluation(version), result)
+    result = summarise(run, version, queries, held_out)
+    run.store.write_record(held_out.key(run.layout, version), result)
     get_run_logger().info(
         "version %d: pass rate %.3f, standard error %.3f, over %d problems",
         version,
@@ -87,7 +117,9 @@ def _roll_out_held_out(root: str, run_id: str, version: int) -> None:
     )
 
 
-def summarise(run: Run, version: int, queries: tuple[QueryPlan, ...]) -> Evaluation:
+def summarise(
+    run: Run, version: int, queries: tuple[QueryPlan, ...], held_out: HeldOut
+) -> Evaluation:
     """Mean reward over problems, each problem the mean of its valid executions.
 
     The standard error is that of the mean over problems, so executions of one problem do not
@@ -96,21 +128,20 @@ def summarise(run: Run, version: int, queries: tuple[QueryPlan, ...]) -> Evaluat
     Raises:
         TooManyExcludedError: too many executions have no verdict for a figure to mean anything.
     """
-    rates: dict[str, float] = {}
+    rewards: dict[str, tuple[float, ...]] = {}
     excluded = timed_out = valid = 0
     for query in queries:
-        rewards = []
+        verdicts = []
         for member in range(query.group_size):
-            execution = execution_id(query.query_id, member)
-            record = newest_verdict(run.store, run.layout, execution)
-            if record is None or not isinstance(record.verdict, Scored):
-                excluded += 1
-                continue
-            rewards.append(record.verdict.reward)
-            timed_out += record.verdict.timed_out
-        valid += len(rewards)
-        if rewards:
-            rates[query.problem_id] = fmean(rewards)
+            record = newest_verdict(run.store, run.layout, execution_id(query.query_id, member))
+            if record is not None and isinstance(record.verdict, Scored):
+                verdicts.append(record.verdict)
+        excluded += query.group_size - len(verdicts)
+        timed_out += sum(verdict.timed_out for verdict in verdicts)
+        valid += len(verdicts)
+        if verdicts:
+            rewards[query.problem_id] = tuple(verdict.reward for verdict in verdicts)
+    rates = {problem: fmean(own) for problem, own in rewards.items()}
     values = list(rates.values())
     if not values or excluded > run.config.scoring.max_excluded_share * (valid + excluded):
         raise TooManyExcludedError(
@@ -127,9 +158,24 @@ def summarise(run: Run, version: int, queries: tuple[QueryPlan, ...]) -> Evaluat
         pass_rate=fmean(values),
         standard_error=standard_error(values),
         rates=rates,
+        samples=held_out.samples,
+        seed=held_out.seed,
+        rewards=rewards,
     )
 
 
-def standard_error(values: list[float]) -> float:
-    """Of the mean of independent values; 0 for fewer than two."""
-    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+def _refuse_other_weights(run: Run, version: int) -> None:
+    """A run under way, or killed a moment ago, has daemons that would be adopted with what they
+    serve."""
+    for cell in run.config.cells.cells:
+        try:
+            client = DaemonClient.find(run.store, run.layout, cell_daemon(cell.name))
+            held = int(client.call("GET", "/status")["replica"]["version"])
+        except DaemonError:
+            continue
+        if held != version:
+            raise RunBusyError(
+                f"run {run.run_id} has living daemons that hold version {held}, not {version}: it "
+                f"is under way, or was killed less than cells.lease_s "
+                f"({run.config.cells.lease_s:g} s) ago. Wait for its end and evaluate again"
+            )

@@ -13,8 +13,8 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import PrefectException
 from prefect.states import Cancelled, Cancelling
 
-from storage.journal import read_lines
-from storage.records import Evaluation, UpdateMetrics, decode
+from flows.history import evaluations_of, updates_of
+from storage.records import Evaluation, UpdateMetrics
 from storage.run import Run
 
 _POLL_S = 1.0
@@ -72,20 +72,6 @@ class Seen:
         for version in sorted(set(evaluations) - self._evaluations):
             self._say(evaluation_line(evaluations[version]))
         self._evaluations = set(evaluations)
-
-
-def updates_of(run: Run) -> list[UpdateMetrics]:
-    """The updates of a run so far, in order."""
-    lines = read_lines(run.store, run.layout.metrics)
-    return [decode(line, UpdateMetrics, where=run.layout.metrics) for line in lines]
-
-
-def evaluations_of(run: Run) -> dict[int, Evaluation]:
-    """The held-out evaluations of a run so far, by version."""
-    folder = run.layout.evaluation(0).rsplit("/", 1)[0]
-    keys = [f"{folder}/{name}" for name in run.store.children(folder)]
-    found = [run.store.read_record(key, Evaluation) for key in keys]
-    return {evaluation.version: evaluation for evaluation in found}
 
 
 def update_line(update: UpdateMetrics) -> str:

@@ -1,10 +1,10 @@
-"""What a step or an evaluation launches, fixed in storage before its first execution."""
+"""What a step launches, fixed in storage before its first execution."""
 
 from __future__ import annotations
 
 from hashlib import blake2b
 
-from storage.layout import evaluation_query_id, query_id
+from storage.layout import query_id
 from storage.records import QueryPlan, Split, StepPlan
 from storage.run import Run
 from tasks.problems.source import make_source
@@ -29,22 +29,6 @@ def step_plan(run: Run, step: int, policy_version: int) -> StepPlan:
         plan = StepPlan(step=step, policy_version=policy_version, queries=queries)
         run.store.write_record_once(key, plan)
     return run.store.read_record(key, StepPlan)
-
-
-def evaluation_queries(run: Run, version: int) -> tuple[QueryPlan, ...]:
-    """Held-out queries: the same problems for every version, so that versions pair."""
-    source = make_source(run.config.problems)
-    settings = run.config.evaluation
-    problems = source.ids(Split.HELD_OUT, settings.problems, settings.seed)
-    return tuple(
-        QueryPlan(
-            query_id=evaluation_query_id(version, index),
-            problem_id=problem,
-            split=Split.HELD_OUT,
-            group_size=settings.samples,
-        )
-        for index, problem in enumerate(problems)
-    )
 
 
 def _seed(run: Run, purpose: str) -> int:

@@ -130,9 +130,11 @@ def _start_and_follow(run: Run, flow: str, parameters: dict[str, Any]) -> None:
 
 
 def _print_summary(run: Run) -> None:
-    from flows.summary import evaluation_table, step_table
+    from flows.comparison import compare
+    from flows.history import updates_of
+    from flows.summary import comparison_table, step_table
 
-    _console.print(step_table(run))
-    _console.print(evaluation_table(run))
+    _console.print(step_table(run, updates_of(run)))
+    _console.print(comparison_table(compare(run)))
     _console.print(f"metrics: {run.store.url}/{run.layout.metrics}")
     _console.print(f"proof: {run.store.url}/{run.layout.manifest}")

@@ -10,7 +10,7 @@ import pytest
 from cells.checkpoint import latest_checkpoint
 from cells.host.replica import replica_settings
 from cells.replica.client import ReplicaClient
-from flows.follow import evaluations_of, updates_of
+from flows.history import evaluations_of, updates_of
 from flows.plan import step_plan
 from storage.journal import read_journal
 from storage.layout import execution_id
