@@ -51,23 +51,108 @@ class SpecRepoConfig(Section):
         return self
 
 
-class ProblemsConfig(Section):
-    """The problem source of a run."""
+MIXTURE = "mixture"
+_WITH_FOLDER = ("harbor", "nl2repo")
+_WITHOUT_FOLDER = ("specrepo", "humaneval", MIXTURE)
+
+
+class SourceConfig(Section):
+    """One source of problems and what is taken from it."""
 
     source: str = setting(
         "specrepo",
-        "Name of a built-in source, or an import path module:Class of your own.",
+        "specrepo, humaneval, harbor, nl2repo, mixture, or an own import path module:Class.",
         min_length=1,
         max_length=256,
+    )
+    path: str | None = setting(
+        None, "Folder of the tasks, for harbor and nl2repo.", min_length=1, max_length=4096
+    )
+    held_out: bool = setting(
+        False, "Never train on this source: all of its problems are for evaluation."
+    )
+    held_out_share: float = setting(
+        0.2,
+        "Share of a listed source's problems that is for evaluation only. specrepo has its own.",
+        unit="share",
+        ge=0,
+        le=1,
+    )
+    include: tuple[str, ...] = setting(
+        (),
+        "Take only problems of these names; * and ? stand for any characters.",
+        max_length=10_000,
+    )
+    exclude: tuple[str, ...] = setting(
+        (),
+        "Leave out problems of these names; * and ? stand for any characters.",
+        max_length=10_000,
+    )
+
+    @model_validator(mode="after")
+    def _path_fits_source(self) -> SourceConfig:
+        if self.source in _WITH_FOLDER and self.path is None:
+            raise ValueError(f"source {self.source} needs path, the folder of its tasks")
+        if self.source in _WITHOUT_FOLDER and self.path is not None:
+            raise ValueError(f"path has no meaning for source {self.source}: leave it out")
+        return self
+
+
+class MixturePart(SourceConfig):
+    """A source inside a mixture."""
+
+    name: str = setting(
+        ..., "Comes before the ids of its problems.", pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$"
+    )
+    weight: float = setting(
+        1.0, "Its share of the problems, relative to the others'.", unit="1", gt=0, le=1e6
+    )
+
+    @model_validator(mode="after")
+    def _is_one_source(self) -> MixturePart:
+        if self.source == MIXTURE:
+            raise ValueError("a part of a mixture can't be a mixture")
+        return self
+
+
+class ProblemsConfig(SourceConfig):
+    """The problem source of a run."""
+
+    mixture: tuple[MixturePart, ...] = setting(
+        (), "The parts, with source mixture and only with it.", max_length=64
     )
     reward: str | None = setting(
         None,
         "Import path module:function of an own reward, (problem, tests, workspace) -> [0, 1]; "
-        "none takes the share of tests that pass.",
+        "none takes what the source defines, by default the share of tests that pass.",
+        max_length=256,
+    )
+    evaluator: str | None = setting(
+        None,
+        "Import path module:function of an own evaluator, (problem, workspace, limits, enclosure) "
+        "-> TestReport, in place of the source's tests.",
         max_length=256,
     )
     seed: int = setting(1, "Seed that the problems are made from.", unit="1", ge=0, le=2**31 - 1)
     specrepo: SpecRepoConfig = setting(SpecRepoConfig(), "Settings of the built-in source.")
+
+    @property
+    def trainable(self) -> bool:
+        """Whether there is a source that is not marked held out."""
+        if self.held_out:
+            return False
+        return self.source != MIXTURE or not all(part.held_out for part in self.mixture)
+
+    @model_validator(mode="after")
+    def _mixture_has_parts(self) -> ProblemsConfig:
+        if (self.source == MIXTURE) != bool(self.mixture):
+            raise ValueError("mixture must have parts with source mixture, and only with it")
+        names = [part.name for part in self.mixture]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two parts of the mixture have one name: {', '.join(sorted(names))}")
+        if self.source == MIXTURE and (self.include or self.exclude):
+            raise ValueError("include and exclude belong to the parts of a mixture")
+        return self
 
 
 class SandboxKind(StrEnum):
@@ -118,6 +203,21 @@ class RolloutConfig(Section):
     kill_after_s: float = setting(
         2, "Time between SIGTERM and SIGKILL.", unit="seconds", ge=0, le=600
     )
+    group_limit_s: float | None = setting(
+        None,
+        "Time limit of a whole group, wall time from its first start: what still runs then ends as "
+        "at its own limit. None leaves it to the executions' limits.",
+        unit="seconds",
+        ge=0.5,
+        le=2_592_000,
+    )
+    replace_excluded: int = setting(
+        1,
+        "How often an execution that failed on our side is started again in its step.",
+        unit="starts",
+        ge=0,
+        le=20,
+    )
     concurrent: int = setting(
         64, "Most harness processes at once.", unit="processes", ge=1, le=100_000
     )
@@ -151,6 +251,13 @@ class ScoringConfig(Section):
         1.0, "First wait before a retry; it doubles.", unit="seconds", ge=0, le=3600
     )
     parallel: int = setting(2, "Evaluations at once.", unit="processes", ge=1, le=1024)
+    min_valid: int = setting(
+        2,
+        "A group with fewer executions that have a reward is dropped: nothing of it is trained.",
+        unit="executions",
+        ge=2,
+        le=1024,
+    )
     max_excluded_share: float = setting(
         0.25,
         "More excluded executions than this stop the step before its update.",

@@ -42,6 +42,12 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _parts_agree(self) -> RunConfig:
+        if not self.problems.trainable:
+            raise ValueError(
+                f"problems.source {self.problems.source} is marked held_out, so that there is "
+                f"nothing to train on: take the mark away, or make it a part of a mixture with a "
+                f"source that may be trained on"
+            )
         longest = self.harness.context_budget + self.harness.max_tokens
         if longest > self.model.context:
             raise ValueError(
@@ -53,6 +59,11 @@ class RunConfig(Section):
                 f"rollout.queries ({self.rollout.queries}) is smaller than "
                 f"training.updates_per_step ({self.training.updates_per_step}): an update needs at "
                 f"least one group"
+            )
+        if self.scoring.min_valid > self.rollout.group_size:
+            raise ValueError(
+                f"scoring.min_valid ({self.scoring.min_valid}) exceeds rollout.group_size "
+                f"({self.rollout.group_size}): every group would be dropped"
             )
         oldest = self.training.updates_per_step - 1
         if oldest > self.staleness.max:
