@@ -7,7 +7,7 @@ from prefect.cache_policies import NO_CACHE
 
 from configs.model import ModelSource
 from storage.run import open_run
-from tasks.warm_start.policies import import_policy, remember_policy
+from tasks.warm_start.policies import first_policy, import_policy, remember_policy
 
 
 @task(name="fit policy", cache_policy=NO_CACHE)
@@ -15,6 +15,8 @@ def fit_policy(root: str, run_id: str) -> str:
     """Key of the HF directory in storage. Found again when it was made before."""
     run = open_run(root, run_id)
     logger = get_run_logger()
+    if known := first_policy(run):
+        return known
     if run.config.model.source is ModelSource.HF_DIRECTORY:
         key = import_policy(run.store, run.config)
     else:

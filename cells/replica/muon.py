@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from cells.replica.links import Fusion, links
 from cells.replica.shape import PolicyShape
-from cells.replica.weights import Fusion, links
 
 # Coefficients of the quintic iteration, from the publication: they push every singular value
 # into about [0.7, 1.2] within five rounds.

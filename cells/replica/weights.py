@@ -1,6 +1,6 @@
 """Weights between the HF and the Megatron layout, and HF directories in and out.
 
-``links`` is the one place where names are mapped; both directions follow it.
+``cells.replica.links`` is the one place where names are mapped; both directions follow it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ import json
 import secrets
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
 import torch
@@ -18,79 +16,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from cells.replica.links import OUTPUT, Fusion, hf_shapes, links
 from cells.replica.shape import PolicyShape
 
 WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_OUTPUT = "lm_head.weight"
 _NAMES_SHOWN = 5
 
 
 class WeightsError(ValueError):
     """Weights that don't fit the model; the text names the file, the tensors and the shapes."""
-
-
-class Fusion(Enum):
-    """How the HF tensors of a link lie in the Megatron one."""
-
-    NONE = "none"
-    GATE_UP = "gate_up"
-    """Two matrices above each other."""
-    QKV = "qkv"
-    """Per key-value group: its queries, its key, its value."""
-
-
-@dataclass(frozen=True)
-class Link:
-    """One Megatron parameter and the HF tensors that it is made of."""
-
-    megatron: str
-    hf: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    """Of the HF tensors."""
-    fusion: Fusion = Fusion.NONE
-
-
-def links(shape: PolicyShape) -> list[Link]:
-    """Every weight of a model of that shape."""
-    wide, query, value = shape.hidden, shape.heads, shape.kv_heads
-    vocabulary, norm, head = (shape.vocabulary, wide), (wide,), (shape.head_dim,)
-    query_rows, value_rows = query * shape.head_dim, value * shape.head_dim
-    found = [
-        Link("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), (vocabulary,)),
-        Link("decoder.final_layernorm.weight", ("model.norm.weight",), (norm,)),
-    ]
-    if not shape.tied:
-        found.append(Link("output_layer.weight", (_OUTPUT,), (vocabulary,)))
-    for index in range(shape.layers):
-        here, there = f"decoder.layers.{index}.", f"model.layers.{index}."
-        plain = {
-            ("input_layernorm", "input_layernorm"): norm,
-            ("pre_mlp_layernorm", "post_attention_layernorm"): norm,
-            ("self_attention.q_layernorm", "self_attn.q_norm"): head,
-            ("self_attention.k_layernorm", "self_attn.k_norm"): head,
-            ("self_attention.linear_proj", "self_attn.o_proj"): (wide, query_rows),
-            ("mlp.linear_fc2", "mlp.down_proj"): (wide, shape.ffn),
-        }
-        found += [
-            Link(f"{here}{megatron}.weight", (f"{there}{hf}.weight",), (size,))
-            for (megatron, hf), size in plain.items()
-        ]
-        found += [
-            Link(
-                f"{here}self_attention.linear_qkv.weight",
-                tuple(f"{there}self_attn.{part}_proj.weight" for part in "qkv"),
-                ((query_rows, wide), (value_rows, wide), (value_rows, wide)),
-                Fusion.QKV,
-            ),
-            Link(
-                f"{here}mlp.linear_fc1.weight",
-                (f"{there}mlp.gate_proj.weight", f"{there}mlp.up_proj.weight"),
-                ((shape.ffn, wide), (shape.ffn, wide)),
-                Fusion.GATE_UP,
-            ),
-        ]
-    return found
 
 
 def to_megatron(hf: Mapping[str, Tensor], shape: PolicyShape, where: str) -> dict[str, Tensor]:
@@ -102,13 +37,11 @@ def to_megatron(hf: Mapping[str, Tensor], shape: PolicyShape, where: str) -> dic
     Raises:
         WeightsError: a tensor is missing, unknown, or of another shape.
     """
-    wanted = {
-        name: size for link in links(shape) for name, size in zip(link.hf, link.shapes, strict=True)
-    }
+    wanted = hf_shapes(shape)
     missing = [name for name in wanted if name not in hf]
     if missing:
         raise WeightsError(f"{where}: {_some(missing)} missing")
-    ignored = {_OUTPUT} if shape.tied else set()
+    ignored = {OUTPUT} if shape.tied else set()
     unknown = [name for name in hf if name not in wanted and name not in ignored]
     if unknown:
         raise WeightsError(f"{where}: {_some(unknown)} not part of a model of config.json")

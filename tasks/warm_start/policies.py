@@ -123,13 +123,24 @@ def model_folder(config: RunConfig) -> Path:
     return Path(str(config.model.path)).expanduser().resolve()
 
 
+def first_policy(run: Run) -> str | None:
+    """Key of the policy that a run was started from; None before its first start."""
+    if not run.store.exists(run.layout.first_policy):
+        return None
+    key = run.store.read_record(run.layout.first_policy, FirstPolicy).key
+    return key if has_policy(run.store, key) else None
+
+
 def remember_policy(run: Run, key: str) -> None:
     """Record which policy a run starts from: it is not deleted as long as the run is there."""
     run.store.write_record_once(run.layout.first_policy, FirstPolicy(key=key))
 
 
-def policy_files(folder: Path) -> dict[str, str]:
+def policy_files(folder: Path, *, digests: bool = True) -> dict[str, str]:
     """Name and sha256 of each file of an HF directory that belongs to the policy.
+
+    Args:
+        digests: False leaves the sha256 empty and reads nothing.
 
     Raises:
         PolicyError: weights, config or tokenizer are missing, or there are too many files.
@@ -141,16 +152,18 @@ def policy_files(folder: Path) -> dict[str, str]:
             if path.is_file() and path.suffix in _SUFFIXES and path.name != MANIFEST
         )
     except OSError as error:
-        raise PolicyError(f"model.path {folder}: can't be read: {error}") from error
+        raise PolicyError(f"model.path {folder}: can't be read: {error.strerror}") from error
     names = [path.name for path in files]
     missing = [name for name in _NEEDED if name not in names]
     if not any(name.endswith(".safetensors") for name in names):
         missing.append("*.safetensors")
     if missing:
-        raise PolicyError(f"model.path {folder}: not an HF directory, it lacks {missing}")
+        raise PolicyError(
+            f"model.path {folder}: not an HF directory, it lacks {', '.join(missing)}"
+        )
     if len(files) > _FILES:
         raise PolicyError(f"model.path {folder}: {len(files)} files, more than {_FILES}")
-    return {path.name: _sha256(path) for path in files}
+    return {path.name: _sha256(path) if digests else "" for path in files}
 
 
 def _sha256(path: Path) -> str:

@@ -63,9 +63,9 @@ def test_a_lock_on_a_deleted_file_is_taken_again(tmp_path: Path) -> None:
     store = Store(tmp_path)
     with alone(store, "lock"):
         store.delete("lock")
-        with alone(store, "lock"):  # another file: the first one guards nothing any more
-            with pytest.raises(HeldError), alone(store, "lock"):
-                pass
+        # Another file from here on: the first lock guards nothing any more.
+        with alone(store, "lock"), pytest.raises(HeldError), alone(store, "lock"):
+            pass
 
 
 def test_a_store_without_files_is_not_locked() -> None:

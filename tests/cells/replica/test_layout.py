@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from cells.replica.links import links
 from cells.replica.shape import PolicyShape, ShapeError, read_shape
 from cells.replica.weights import (
     WeightsError,
     files_beside,
-    links,
     read_weights,
     to_hf,
     to_megatron,

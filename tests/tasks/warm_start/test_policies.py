@@ -18,6 +18,7 @@ from tasks.warm_start.policies import (
     FirstPolicy,
     PolicyError,
     PolicyManifest,
+    first_policy,
     keep_policy,
     only_maker,
     remember_policy,
@@ -98,9 +99,9 @@ def test_the_second_maker_waits_and_makes_nothing(
 
     def make(store: Store, key: str, *_: object) -> None:
         # What a second maker would meet while the first one is at work.
-        with pytest.raises(PolicyError, match=r"making.*warm_start\.limit_s"):
-            with only_maker(store, key, 0):
-                made.append("by two")
+        refused = pytest.raises(PolicyError, match=r"making.*warm_start\.limit_s")
+        with refused, only_maker(store, key, 0):
+            made.append("by two")
         keep_policy(store, key, folder_of(tmp_path, "a"), "")
         made.append("once")
 
@@ -130,6 +131,10 @@ def test_a_maker_that_waited_finds_what_the_first_made(
 
 def test_a_run_remembers_its_first_policy(tmp_path: Path) -> None:
     run = make_run(tmp_path)
+    assert first_policy(run) is None
     remember_policy(run, KEY)
     remember_policy(run, "policies/other")
     assert run.store.read_record(run.layout.first_policy, FirstPolicy).key == KEY
+    assert first_policy(run) is None, "it is gone"
+    keep_policy(run.store, KEY, folder_of(tmp_path, "a"), "")
+    assert first_policy(run) == KEY
