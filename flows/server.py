@@ -22,6 +22,16 @@ from configs.cells import PrefectConfig
 PARALLEL_RUNS = 1
 """Two runs on one machine would share the cores of its cells."""
 
+IN_BATCHES = {
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "50",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "2",
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "200",
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_READ_BATCH_SIZE": "50",
+}
+"""A server records task runs and events one by one unless it is told otherwise, which on SQLite
+costs several times the processor time and falls behind in a burst."""
+
 
 class ServerError(RuntimeError):
     """The orchestration server can't be used; the text says why and what to do."""
@@ -61,6 +71,7 @@ def orchestration(
         "PREFECT_CLI_COLORS": "false",
         # Results are names of objects: nothing here is ever pickled.
         "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
+        **IN_BATCHES,
     }
     try:
         # Before anything imports prefect, which reads its settings once.
