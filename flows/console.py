@@ -9,6 +9,12 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from configs.load import ConfigError
+from configs.run import RunConfig
+from flows.roots import absolute_root
+from storage.objects import StorageError
+from storage.run import Run, open_run
+
 _ERRORS = Console(stderr=True)
 
 
@@ -33,6 +39,26 @@ SetOption = Annotated[
         metavar="KEY=VALUE",
     ),
 ]
+RootOption = Annotated[
+    str | None, typer.Option("--root", help="Storage folder or URL instead of storage.root.")
+]
+
+
+def opened(run_id: str, root: str | None) -> Run:
+    """The run of that name.
+
+    Raises:
+        typer.Exit: there is none, or it can't be read; that was printed.
+    """
+    try:
+        return open_run(storage_root(root), run_id)
+    except (ConfigError, StorageError) as error:
+        raise failure(error, "The run can't be opened") from None
+
+
+def storage_root(root: str | None) -> str:
+    """The storage that is asked for, or that of the settings' defaults."""
+    return absolute_root(root or RunConfig().storage.root)
 
 
 def failure(

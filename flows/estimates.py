@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from math import comb
 from statistics import fmean, stdev
 
-from scipy.special import stdtrit
-
 _SOLVED = 1 - 1e-9
 """A reward from which on a problem counts as solved; rewards are shares, in floating point."""
 CONFIDENCE = 0.95
@@ -27,6 +25,8 @@ class Estimate:
         """Student's 95 % interval. Where there are fewer than two values it is (mean, mean)."""
         if self.count < 2:
             return (self.mean, self.mean)
+        from scipy.special import stdtrit  # half a second that most commands don't need
+
         quantile = float(stdtrit(self.count - 1, (1 + CONFIDENCE) / 2))
         half = quantile * self.standard_error
         return (self.mean - half, self.mean + half)

@@ -1,4 +1,4 @@
-"""Following a flow run from a terminal: what was measured, as it comes, and a clean Ctrl-C."""
+"""Following a flow run: what it measures, as it comes, and a clean Ctrl-C."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import PrefectException
 from prefect.states import Cancelled, Cancelling
 
-from flows.history import evaluations_of, updates_of
+from flows.live import Screen
+from flows.watch import Watch
 from storage.records import Evaluation, UpdateMetrics
 from storage.run import Run
 
 _POLL_S = 1.0
+_ASK_EVERY_S = 2.0
 _CANCEL_LIMIT_S = 60.0
 _SILENCE_S = 60.0
 
 
-def follow(
-    flow_run_id: UUID, run: Run, say: Callable[[str], None], check: Callable[[], None]
-) -> State:
-    """Print new measurements until the flow run has ended, and return its last state.
+def follow(flow_run_id: UUID, run: Run, screen: Screen, check: Callable[[], None]) -> State:
+    """Show a flow run and what it measures until it has ended, and return its last state.
 
     Ctrl-C cancels the flow run, waits for its end and returns its state; a second one gives up
     waiting.
@@ -33,45 +33,98 @@ def follow(
     Args:
         check: called often; raises when what runs the flow has ended.
     """
-    seen = Seen(run, say)
+    watch = Watch(run)
     with get_client(sync_client=True) as client:
         try:
-            return _until_final(client, flow_run_id, seen, check)
+            return watch_until_final(client, flow_run_id, watch, screen, check)
         except KeyboardInterrupt:
-            say("cancelling: harnesses and cells are being ended (Ctrl-C again stops waiting)")
+            screen.say("cancelling: harnesses and cells are being ended (Ctrl-C stops waiting)")
             state = client.read_flow_run(flow_run_id).state
             begun = state is not None and (state.is_running() or state.is_pending())
             ending: State[Any] = Cancelling() if begun else Cancelled()
             client.set_flow_run_state(flow_run_id, ending, force=True)
-            return _until_final(client, flow_run_id, seen, check, limit_s=_CANCEL_LIMIT_S)
+            return watch_until_final(
+                client, flow_run_id, watch, screen, check, limit_s=_CANCEL_LIMIT_S
+            )
 
 
-class Seen:
-    """What of a run was printed already."""
+def watch_until_final(
+    client: SyncPrefectClient,
+    flow_run_id: UUID,
+    watch: Watch,
+    screen: Screen,
+    check: Callable[[], None],
+    limit_s: float | None = None,
+) -> State:
+    """Show a flow run until it has ended, or for ``limit_s`` seconds; its last state.
 
-    def __init__(self, run: Run, say: Callable[[str], None]) -> None:
-        self._run = run
-        self._say = say
-        self._updates = len(updates_of(run))
-        self._evaluations = set(evaluations_of(run))
-        self._state = ""
+    Raises:
+        HTTPError, PrefectException: the server was silent for a minute.
+        Exception: what ``check`` raises.
+    """
+    deadline = None if limit_s is None else time.monotonic() + limit_s
+    server = _Server(client, flow_run_id, check)
+    said = ""
+    while True:
+        flow_run = server.flow_run()
+        show_news(watch, screen)
+        state = flow_run.state if flow_run else None
+        if flow_run is not None and state is not None:
+            name = state.name or state.type.value.title()
+            if name != said:
+                screen.say(f"flow run {flow_run.name}: {name}")
+                said = name
+            watch.flow_run(name, _began_at(flow_run))
+        screen.show(watch.picture())
+        late = deadline is not None and time.monotonic() > deadline
+        if state is not None and (state.is_final() or late):
+            return state
+        check()
+        time.sleep(_POLL_S)
 
-    def state(self, flow_run: FlowRun) -> None:
-        name = (flow_run.state.name if flow_run.state else None) or "unknown"
-        if name != self._state:
-            self._say(f"flow run {flow_run.name}: {name}")
-            self._state = name
 
-    def measurements(self) -> None:
-        """Print the updates and evaluations that are new."""
-        updates = updates_of(self._run)
-        for update in updates[self._updates :]:
-            self._say(update_line(update))
-        self._updates = len(updates)
-        evaluations = evaluations_of(self._run)
-        for version in sorted(set(evaluations) - self._evaluations):
-            self._say(evaluation_line(evaluations[version]))
-        self._evaluations = set(evaluations)
+def show_news(watch: Watch, screen: Screen) -> None:
+    """A line for each update and evaluation that is new."""
+    updates, evaluations = watch.read()
+    for update in updates:
+        screen.say(update_line(update))
+    for evaluation in evaluations:
+        screen.say(evaluation_line(evaluation))
+
+
+class _Server:
+    """Asks for the flow run now and then, and bears a busy server."""
+
+    def __init__(
+        self, client: SyncPrefectClient, flow_run_id: UUID, check: Callable[[], None]
+    ) -> None:
+        self._client = client
+        self._id = flow_run_id
+        self._check = check
+        self._asked = -_ASK_EVERY_S
+        self._answered = time.monotonic()
+        self._last: FlowRun | None = None
+
+    def flow_run(self) -> FlowRun | None:
+        """The last answer; none before the first."""
+        now = time.monotonic()
+        # A request costs client and server more than all else that is looked at.
+        if now - self._asked < _ASK_EVERY_S:
+            return self._last
+        self._asked = now
+        try:
+            self._last = self._client.read_flow_run(self._id)
+            self._answered = now
+        except (HTTPError, PrefectException):
+            # A busy server fails a request now and then; the run goes on without it.
+            self._check()
+            if now - self._answered > _SILENCE_S:
+                raise
+        return self._last
+
+
+def _began_at(flow_run: FlowRun) -> float | None:
+    return flow_run.start_time.timestamp() if flow_run.start_time else None
 
 
 def update_line(update: UpdateMetrics) -> str:
@@ -96,33 +149,3 @@ def evaluation_line(evaluation: Evaluation) -> str:
         f"(standard error {evaluation.standard_error:.3f}, {evaluation.problems} problems, "
         f"{evaluation.executions} executions, {evaluation.excluded} excluded)"
     )
-
-
-def _until_final(
-    client: SyncPrefectClient,
-    flow_run_id: UUID,
-    seen: Seen,
-    check: Callable[[], None],
-    limit_s: float | None = None,
-) -> State:
-    deadline = None if limit_s is None else time.monotonic() + limit_s
-    answered = time.monotonic()
-    state: State | None = None
-    while True:
-        try:
-            flow_run = client.read_flow_run(flow_run_id)
-        except (HTTPError, PrefectException):
-            # A busy server fails a request now and then; the run goes on without it.
-            check()
-            if time.monotonic() - answered > _SILENCE_S:
-                raise
-        else:
-            answered = time.monotonic()
-            seen.state(flow_run)
-            seen.measurements()
-            state = flow_run.state
-        late = deadline is not None and time.monotonic() > deadline
-        if state is not None and (state.is_final() or late):
-            return state
-        check()
-        time.sleep(_POLL_S)

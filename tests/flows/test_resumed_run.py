@@ -8,7 +8,7 @@ import time
 import orjson
 import pytest
 
-from flows.follow import updates_of
+from flows.history import updates_of
 from flows.plan import step_plan
 from storage.layout import execution_id
 from storage.records import ExecutionResult
