@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
 
 from cells.client import DaemonClient, DaemonError, DaemonGoneError
+from cells.host.exports import remove_abandoned
 from cells.process import end_group, spawn
+from cells.reason import exit_words, last_line, log_since, log_size, reason
 from storage.layout import RunLayout
 from storage.objects import StorageError, Store
 
 RENEWALS_PER_LEASE = 6
 FAILED_GRACE_S = 15.0
+_POLL_S = 0.1
+_WATCH_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,7 @@ class DaemonSpec:
 
 
 class StartError(RuntimeError):
-    """A daemon did not start; the text holds the end of its log."""
+    """A daemon did not start; the text holds the cause from its log, and where that is."""
 
 
 class LeaseKeeper:
@@ -72,6 +80,37 @@ class LeaseKeeper:
                     client.renew()
 
 
+def is_renewed(client: DaemonClient, lease_s: float) -> bool:
+    """Whether somebody renews this daemon's lease, seen by its getting longer.
+
+    Watches for one and a half times the pause between renewals, less when it is gone.
+    """
+    deadline = time.monotonic() + 1.5 * lease_s / RENEWALS_PER_LEASE
+    left_s = math.inf
+    while time.monotonic() < deadline:
+        try:
+            seen_s = float(client.call("GET", "/healthz", limit_s=5)["lease_left_s"])
+        except DaemonError:
+            return False
+        if seen_s > left_s:
+            return True
+        left_s = seen_s
+        time.sleep(_WATCH_S)
+    return False
+
+
+@dataclass(frozen=True)
+class _Started:
+    """A daemon of which nothing was heard yet."""
+
+    spec: DaemonSpec
+    process: subprocess.Popen[bytes]
+    log: Path
+    logged: int
+    """Bytes that its log held before."""
+    deadline: float
+
+
 def ensure_daemons(
     store: Store,
     layout: RunLayout,
@@ -89,24 +128,33 @@ def ensure_daemons(
         StartError: one ended or did not register in time. What was started here is ended.
     """
     clients: dict[str, DaemonClient] = {}
-    started: dict[str, int] = {}
+    started: list[_Started] = []
     try:
-        for spec in specs:
-            adopted = _adopt(store, layout, spec.name)
+        with ThreadPoolExecutor(len(specs)) as pool:  # one that hangs must not hold up the others
+            found = list(pool.map(partial(_adopt, store, layout), [spec.name for spec in specs]))
+        for spec, adopted in zip(specs, found, strict=True):
             if adopted is not None:
                 say(f"{spec.name}: adopted, pid {adopted.registration.pid}")
                 clients[spec.name] = adopted
                 keeper.add(adopted)
             else:
-                started[spec.name] = _start(store, layout, spec)
-        for spec in specs:  # the light ones come first, so that their leases are renewed early
-            if spec.name in started:
-                clients[spec.name] = _wait(store, layout, spec, started[spec.name])
-                keeper.add(clients[spec.name])
-                say(f"{spec.name}: ready at {clients[spec.name].url}")
+                _end_unregistered(store, layout, spec)
+                started.append(_start(store, layout, spec))
+        waiting = list(started)
+        while waiting:
+            for daemon in tuple(waiting):
+                client = _ready(store, layout, daemon)
+                if client is not None:
+                    waiting.remove(daemon)
+                    clients[daemon.spec.name] = client
+                    keeper.add(client)
+                    say(f"{daemon.spec.name}: ready at {client.url}")
+            time.sleep(_POLL_S if waiting else 0)
     except BaseException:
-        for pid in started.values():
-            end_group(pid, grace_s=5)
+        for daemon in started:
+            end_group(daemon.process.pid, grace_s=5)
+            daemon.process.poll()
+        remove_abandoned()
         raise
     return clients
 
@@ -124,6 +172,7 @@ def stop_daemons(clients: Sequence[DaemonClient], grace_s: float) -> None:
         if _running(pid):
             end_group(pid, grace_s=2)
         client.close()
+    remove_abandoned()  # what a daemon that was killed could not
 
 
 def _adopt(store: Store, layout: RunLayout, name: str) -> DaemonClient | None:
@@ -147,27 +196,52 @@ def _failed(client: DaemonClient) -> bool:
     return True
 
 
-def _start(store: Store, layout: RunLayout, spec: DaemonSpec) -> int:
+def _end_unregistered(store: Store, layout: RunLayout, spec: DaemonSpec) -> None:
+    """End processes of this very daemon on this machine. It would register over its successor."""
+    argv = _argv(store, layout, spec)
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.cmdline()[1 : len(argv)] == argv[1:]:
+                end_group(process.pid, FAILED_GRACE_S)
+
+
+def _argv(store: Store, layout: RunLayout, spec: DaemonSpec) -> list[str]:
+    """Its command line but for arguments that differ between attempts."""
     argv = [sys.executable, "-m", spec.module]
-    argv += ["--root", store.url, "--run", layout.run_id, "--name", spec.name, *spec.arguments]
+    return [*argv, "--root", store.url, "--run", layout.run_id, "--name", spec.name]
+
+
+def _start(store: Store, layout: RunLayout, spec: DaemonSpec) -> _Started:
+    argv = [*_argv(store, layout, spec), *spec.arguments]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     log = _log(store, layout, spec.name)
-    return spawn(argv, env=env, log=log, detached=True).pid
+    logged = log_size(log)
+    process = spawn(argv, env=env, log=log, detached=True)
+    return _Started(spec, process, log, logged, time.monotonic() + spec.start_limit_s)
 
 
-def _wait(store: Store, layout: RunLayout, spec: DaemonSpec, pid: int) -> DaemonClient:
-    deadline = time.monotonic() + spec.start_limit_s
-    while time.monotonic() < deadline:
-        if store.exists(layout.host(spec.name)):
-            client = DaemonClient.find(store, layout, spec.name)
-            if client.registration.pid == pid and client.alive():
-                return client
-            client.close()
-        if not _running(pid):
-            break
-        time.sleep(0.1)
-    state = "ended" if not _running(pid) else f"is not ready after {spec.start_limit_s:g} s"
-    raise StartError(f"{spec.name} {state}; its log ends:\n{_tail(store, layout, spec.name)}")
+def _ready(store: Store, layout: RunLayout, daemon: _Started) -> DaemonClient | None:
+    """Its client when it has registered; None as long as it may still do so.
+
+    Raises:
+        StartError: it has ended, or its time is over.
+    """
+    spec, pid = daemon.spec, daemon.process.pid
+    if store.exists(layout.host(spec.name)):
+        client = DaemonClient.find(store, layout, spec.name)
+        if client.registration.pid == pid and client.alive():
+            return client
+        client.close()
+    code = daemon.process.poll()
+    if code is None and time.monotonic() < daemon.deadline:
+        return None
+    text = log_since(daemon.log, daemon.logged)
+    if code is None:
+        raise StartError(
+            f"{spec.name} is not ready after {spec.start_limit_s:g} s; it said last: "
+            f"{last_line(text)}\nlog: {daemon.log}"
+        )
+    raise StartError(f"{spec.name} {exit_words(code)}: {reason(text)}\nlog: {daemon.log}")
 
 
 def _running(pid: int) -> bool:
@@ -182,11 +256,3 @@ def _log(store: Store, layout: RunLayout, name: str) -> Path:
     except StorageError:
         # An object store has no files to append to: logs stay on this machine.
         return Path.home() / ".cache" / "gyre" / layout.run_id / f"{name}.log"
-
-
-def _tail(store: Store, layout: RunLayout, name: str) -> str:
-    try:
-        lines = _log(store, layout, name).read_text(errors="replace").splitlines()
-    except OSError as error:
-        return f"({error})"
-    return "\n".join(lines[-15:])

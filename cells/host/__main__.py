@@ -19,11 +19,11 @@ from cells.host.api import HostApi
 from cells.host.cell import Cell
 from cells.host.exports import Exports
 from cells.host.replica import ReplicaProcess, replica_settings
-from cells.replica.client import ReplicaCallError
-from cells.serving.engine import EngineError
+from cells.reason import CAN_NOT_START
 from cells.serving.flags import EngineSettings
 from cells.serving.process import EngineProcess, free_port
 from configs.cells import CellConfig
+from configs.load import ConfigError
 from storage.objects import StorageError
 from storage.run import Run, open_run
 
@@ -33,17 +33,24 @@ _SEEDS = 2**31 - 1
 log = logging.getLogger("cells.host")
 
 
+class CellStartError(RuntimeError):
+    """The cell has no engine or no replica; the text says why of each."""
+
+
 async def serve(run: Run, name: str, policy: Path, version: int) -> None:
     """Start the cell, serve it as daemon ``name``, end it.
 
     Raises:
-        BaseExceptionGroup: the engine or the replica did not start.
+        CellStartError: the engine or the replica did not start.
     """
     main = asyncio.current_task()
     assert main is not None
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, main.cancel)  # until the daemon takes it over
-    cell = await _start(run, _cell_config(run, name), name, policy, version)
+    try:
+        cell = await _start(run, _cell_config(run, name), name, policy, version)
+    except Exception as error:
+        raise CellStartError("\n".join(_causes(error))) from error
     loop.remove_signal_handler(signal.SIGTERM)
     watch = asyncio.create_task(cell.watch())
 
@@ -112,6 +119,13 @@ async def _start(run: Run, config: CellConfig, name: str, policy: Path, version:
     return cell
 
 
+def _causes(error: BaseException) -> list[str]:
+    """The texts of an error or of all in a group, each once."""
+    if not isinstance(error, BaseExceptionGroup):
+        return [str(error) or type(error).__name__]
+    return list(dict.fromkeys(text for part in error.exceptions for text in _causes(part)))
+
+
 def _engine_settings(run: Run, config: CellConfig, policy: Path, version: int) -> EngineSettings:
     cells = run.config.cells
     index = [cell.name for cell in cells.cells].index(config.name)
@@ -158,11 +172,10 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
         asyncio.run(serve(open_run(given.root, given.run), given.name, given.policy, given.version))
-    except* (EngineError, ReplicaCallError) as group:
-        for error in group.exceptions:
-            log.error("%s can't start: %s", given.name, error)
+    except (CellStartError, StorageError, ConfigError) as error:
+        log.error("%s %s%s", given.name, CAN_NOT_START, error)
         sys.exit(1)
-    except* asyncio.CancelledError:
+    except asyncio.CancelledError:
         log.info("stopped while starting")
 
 

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import re
 import shutil
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -43,13 +44,20 @@ class Exports:
         policy: Path,
         memory: Path = MEMORY,
     ) -> None:
-        _remove_abandoned(memory)
+        remove_abandoned(memory)
         digest = hashlib.sha256(f"{root} {run_id}".encode()).hexdigest()[:8]
         name = re.sub(r"[^A-Za-z0-9._-]", "_", f"{PREFIX}{run_id[:48]}-{cell}-{digest}")
         self.folder = memory / name if _has_room(memory, policy) else scratch
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = open(self.folder / LOCK, "wb")  # noqa: SIM115 - held until close
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.close()
+            raise BlockingIOError(
+                f"{self.folder}: another host of cell {cell} of run {run_id} lives; end it, or "
+                f"wait until its lease has ended"
+            ) from None
         self.keep_only(None)
 
     def fresh(self, version: int) -> Path:
@@ -70,12 +78,19 @@ class Exports:
         self._lock.close()
 
 
-def _remove_abandoned(memory: Path) -> None:
-    """Remove the folders in memory whose owner is dead: nobody holds their lock."""
+def abandoned(memory: Path = MEMORY) -> Iterator[Path]:
+    """The folders in memory whose owner is dead: nobody holds their lock, which the caller has as
+    long as it does with one that it was given."""
     for lock in memory.glob(f"{PREFIX}*/{LOCK}"):
         with suppress(OSError), open(lock, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(lock.parent, ignore_errors=True)
+            yield lock.parent
+
+
+def remove_abandoned(memory: Path = MEMORY) -> None:
+    """Remove the folders in memory whose owner is dead."""
+    for folder in abandoned(memory):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _has_room(memory: Path, policy: Path) -> bool:

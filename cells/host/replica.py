@@ -7,9 +7,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
+from cells.reason import exit_words, log_since, log_size, reason
 from cells.replica.client import ReplicaClient
 from cells.replica.settings import ReplicaSettings
-from cells.serving.process import log_tail
 from configs.run import RunConfig
 
 OBJECTIVE_NAMES = "tasks.training.objectives:objective_path"
@@ -40,9 +40,10 @@ def replica_settings(config: RunConfig, *, root: str, core: bool) -> ReplicaSett
 class ReplicaProcess:
     """A replica that has loaded a policy. Make it with ``start``."""
 
-    def __init__(self, client: ReplicaClient, log: Path) -> None:
+    def __init__(self, client: ReplicaClient, log: Path, logged: int) -> None:
         self._client = client
         self._log = log
+        self._logged = logged
 
     @classmethod
     async def start(
@@ -60,25 +61,27 @@ class ReplicaProcess:
         Raises:
             ReplicaCallError: it ended, refused, or was too slow; nothing is left of it.
         """
+        logged = log_size(log)
         client = await ReplicaClient.start(settings, log=log, limit_s=limit_s, cpus=cpus)
         try:
             await client.call("load", {"path": str(policy), "version": version}, limit_s)
         except BaseException:
             await client.close()
             raise
-        return cls(client, log)
+        return cls(client, log, logged)
 
     @property
     def pid(self) -> int:
         return self._client.pid
 
     def failure(self) -> str:
-        """How the process ended and what it said last; empty while it lives."""
+        """How the process ended and why, from its log; empty while it lives."""
         if self._client.alive:
             return ""
         code = self._client.process.poll()
-        ended = "closed its socket" if code is None else f"ended with exit code {code}"
-        return f"the replica {ended}; {self._log} ends:\n{log_tail(self._log)}"
+        ended = "closed its socket" if code is None else exit_words(code)
+        why = reason(log_since(self._log, self._logged))
+        return f"the replica {ended}: {why}\nlog: {self._log}"
 
     async def call(self, command: str, args: dict[str, Any], limit_s: float) -> dict[str, Any]:
         """See ``ReplicaClient.call``."""

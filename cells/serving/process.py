@@ -16,10 +16,10 @@ from pathlib import Path
 import psutil
 
 from cells.process import end_group, spawn
-from cells.serving.engine import EngineClient
+from cells.reason import exit_words, last_line, log_since, log_size, reason
+from cells.serving.engine import EngineClient, EngineLateError
 from cells.serving.flags import EngineSettings, engine_argv, engine_environment
 
-LOG_LINES = 15
 END_GRACE_S = 3.0
 PORTS = range(15_000, 32_000)
 PORT_TRIES = 200
@@ -41,18 +41,6 @@ def free_port(host: str = "127.0.0.1") -> int:
     raise OSError(f"no free port on {host} between {PORTS.start} and {PORTS.stop}")
 
 
-def log_tail(log: Path, lines: int = LOG_LINES) -> str:
-    """The last lines of a log; reads at most its last 64 KiB."""
-    try:
-        with open(log, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - (64 << 10)))
-            text = file.read().decode(errors="replace")
-    except OSError as error:
-        return f"({error})"
-    return "\n".join(line[:500] for line in text.splitlines()[-lines:])
-
-
 class EngineProcess:
     """One SGLang server. Start it in the main thread, whose end also ends the server.
 
@@ -64,6 +52,7 @@ class EngineProcess:
     def __init__(self, settings: EngineSettings, *, cpus: Sequence[int], log: Path) -> None:
         self.settings = settings
         self._log = log
+        self._logged = log_size(log)
         # SGLang leaves the sockets between its processes where temporary files go.
         self._temporary = Path(tempfile.mkdtemp(prefix="gyre-engine-"))
         environment = engine_environment(settings, os.environ) | {"TMPDIR": str(self._temporary)}
@@ -87,15 +76,24 @@ class EngineProcess:
         return self.settings.admin_key
 
     def failure(self) -> str:
-        """How the server ended and what it said last; empty while it lives."""
+        """How the server ended and why, from its log; empty while it lives."""
         code = self._process.poll()
         if code is None:
             return ""
-        return f"SGLang ended with exit code {code}; {self._log} ends:\n{log_tail(self._log)}"
+        why = reason(log_since(self._log, self._logged))
+        return f"SGLang {exit_words(code)}: {why}\nlog: {self._log}"
 
     async def wait_ready(self, limit_s: float) -> None:
-        """See ``EngineClient.wait_ready``; a process that ended is told with the end of its log."""
-        await self._client.wait_ready(limit_s, self.failure)
+        """See ``EngineClient.wait_ready``; a process that ended is told with the cause in its log,
+        one that is late with its last line."""
+        try:
+            await self._client.wait_ready(limit_s, self.failure)
+        except EngineLateError as error:
+            said = last_line(log_since(self._log, self._logged))
+            raise EngineLateError(
+                f"SGLang: {error}; it said last: {said}\nlog: {self._log}\n"
+                f"raise cells.start_limit_s where it is only slow"
+            ) from None
 
     async def version(self) -> int:
         """See ``EngineClient.version``."""
