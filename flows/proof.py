@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -47,6 +48,7 @@ def write_proof(run: Run, hosts: Hosts) -> None:
         "config": run.config.name,
         "written_at": time.time(),
         "versions": _versions(),
+        "flow": {"pid": os.getpid(), "cpu_s": time.process_time()},
         "gateway": {"pid": hosts.gateway.registration.pid},
         "executions": {"pid": hosts.executions.registration.pid},
         "cells": {name: _cell(client) for name, client in hosts.cells.items()},

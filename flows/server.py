@@ -45,6 +45,10 @@ class Orchestration:
     ui_url: str
     check: Callable[[], None]
     """Raises ``ServerError`` when a process that was started here has ended."""
+    started: tuple[subprocess.Popen[bytes], ...] = ()
+    """The processes that were started here."""
+    own_server: bool = False
+    """Whether the server is one of them."""
 
 
 @contextmanager
@@ -89,6 +93,8 @@ def orchestration(
             api_url=api_url,
             ui_url=api_url.removesuffix("/api"),
             check=partial(_check, tuple(started), home),
+            started=tuple(started),
+            own_server=server is not None,
         )
     finally:
         for process in reversed(started):

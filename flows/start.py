@@ -12,8 +12,9 @@ from typing import Any
 from rich.console import Console
 
 from flows.console import ExitCode, failure
+from flows.cost import Meter
 from flows.live import Screen, screen_on
-from flows.server import ServerError, orchestration
+from flows.server import Orchestration, ServerError, orchestration
 from storage.run import Run
 
 _LOG_WIDTH = 160
@@ -56,12 +57,12 @@ def run_jobs(jobs: Sequence[Job], console: Console) -> None:
             orchestration(first.config.prefect, prefect_home(first), screen.say) as prefect,
         ):
             for job in jobs:
-                _run(job, screen, prefect.ui_url, prefect.check)
+                _run(job, screen, prefect)
     except ServerError as error:
         raise failure(error, "Prefect can't be used", ExitCode.FAILED) from None
 
 
-def _run(job: Job, screen: Screen, ui_url: str, check: Any) -> None:
+def _run(job: Job, screen: Screen, prefect: Orchestration) -> None:
     # Only now: prefect reads where its server is when it is imported.
     from prefect.client.orchestration import get_client
 
@@ -71,8 +72,10 @@ def _run(job: Job, screen: Screen, ui_url: str, check: Any) -> None:
     deployment = deploy(job.run.config.prefect.work_pool, job.run.store.url)[job.flow]
     with get_client(sync_client=True) as client:
         flow_run = client.create_flow_run_from_deployment(deployment, parameters=job.parameters)
-    screen.say(f"{ui_url}/runs/flow-run/{flow_run.id}")
-    state = follow(flow_run.id, job.run, screen, check)
+    screen.say(f"{prefect.ui_url}/runs/flow-run/{flow_run.id}")
+    meter = Meter(prefect, prefect_home(job.run))
+    state = follow(flow_run.id, job.run, screen, prefect.check)
+    screen.say(meter.read(job.run).line())
     if not state.is_completed():
         cancelled = state.is_cancelled() or state.is_cancelling()
         raise failure(
