@@ -77,8 +77,9 @@ class Store:
             raise refused(path, error, "can't be read") from error
         return bytes(data)
 
-    def read_from(self, key: str, offset: int) -> bytes:
-        """The bytes of a growing object from ``offset`` on; none where it is shorter or missing.
+    def read_from(self, key: str, offset: int, size: int | None = None) -> bytes:
+        """The bytes of an object from ``offset`` on, at most ``size``; none where it is shorter or
+        missing.
 
         Raises:
             StorageError: it can't be read.
@@ -88,7 +89,8 @@ class Store:
         try:
             if self._fs.size(path) <= offset:
                 return b""
-            return bytes(self._fs.cat_file(path, start=offset))
+            end = None if size is None else offset + size
+            return bytes(self._fs.cat_file(path, start=offset, end=end))
         except FileNotFoundError:
             return b""
         except OSError as error:

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from storage.objects import Store
+from storage.objects import MissingObjectError, Store
 from storage.records import CallKind, GroupHeader, Record, RecordError, decode, encode
+
+_CONTENTS_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,26 @@ def read_group(store: Store, key: str) -> SealedGroup:
         raise RecordError(f"{key}: not a sealed group: {error}") from error
     samples = tuple(_sample(row, arrays) for row in rows)
     return SealedGroup(index.header, samples)
+
+
+def read_header(store: Store, key: str) -> GroupHeader:
+    """The header of the group at ``key``, without reading its samples.
+
+    Raises:
+        MissingObjectError: it is not sealed.
+        RecordError: the object is damaged or of a format this version can't read.
+    """
+    if not store.exists(key):
+        raise MissingObjectError(f"{key}: no such object")
+    try:
+        # safetensors: eight bytes with the length of a JSON table of contents, then the tensors.
+        length = int.from_bytes(store.read_from(key, 0, 8), "little")
+        contents = orjson.loads(store.read_from(key, 8, min(length, _CONTENTS_BYTES)))
+        start, end = contents["index"]["data_offsets"]
+        index = decode(store.read_from(key, 8 + length + start, end - start), _Index, where=key)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RecordError(f"{key}: not a sealed group: {error}") from error
+    return index.header
 
 
 def _sample(row: _Row, arrays: dict[str, npt.NDArray[np.generic]]) -> Sample:

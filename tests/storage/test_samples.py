@@ -13,7 +13,7 @@ from safetensors.numpy import save
 
 from storage.objects import MissingObjectError, Store
 from storage.records import CallKind, GroupHeader, RecordError
-from storage.samples import Sample, SealedGroup, read_group, seal
+from storage.samples import Sample, SealedGroup, read_group, read_header, seal
 
 _ARRAYS = ("ids", "targets", "logprobs", "versions")
 
@@ -71,6 +71,7 @@ def test_groups_survive(samples: list[Sample], sealed_at: float) -> None:
     group = _group(samples, sealed_at)
     store.delete("group")
     assert seal(store, "group", group) is group
+    assert read_header(store, "group") == read_group(store, "group").header
     found = read_group(store, "group")
     assert found.header == group.header
     assert len(found.samples) == len(samples)
