@@ -5,23 +5,27 @@ BIN := .venv/bin
 # takes several times as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup quickstart test lock clean
+.PHONY: help setup quickstart test check-long lock clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
 
 setup: ## Install what Gyre needs into .venv, Debian packages included.
-	@bash scripts/setup.sh
+	@bash scripts/setup.sh $(SETUP_FOR)
 
 quickstart: setup ## Set up, then train a small policy on this machine.
 	@$(BIN)/gyre train --config quickstart
 
+test check-long: SETUP_FOR := --tests
 test: setup ## Set up, then run the checks and all tests.
 	@echo "ruff" && $(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .
 	@echo "mypy" && $(BIN)/mypy
 	@echo "import contract" && $(BIN)/lint-imports --no-cache
 	@echo "pytest" && $(BIN)/python -m pytest
+
+check-long: setup ## Run the tests that take many minutes each and are no part of `make test`.
+	@$(BIN)/python -m pytest -m long
 
 lock: setup ## Resolve the dependencies again and write the locked requirement files.
 	@$(BIN)/python scripts/lock.py

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Makes .venv with everything that Gyre needs on a machine without a GPU, Debian packages included.
+# With --tests also what only the tests need of the system.
 # A finished set-up leaves a stamp with the hash of what it was made from, so the next one returns
 # at once; a broken-off one goes on where it stopped.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+FOR=${1:-}
 VENV=.venv
 STAMP=$VENV/.gyre-setup
 INPUTS=(requirements/build.txt requirements/cpu.txt requirements/torch.txt
@@ -28,6 +30,8 @@ missing_packages() {
     has_library libibverbs.so.1 || echo libibverbs1    # these three are linked by Mooncake
     has_library libnuma.so.1 || echo libnuma1
     has_library libcurl.so.4 || echo libcurl4
+    # A test presses buttons in Prefect's pages.
+    [[ $FOR != --tests ]] || command -v chromium >/dev/null || echo chromium
 }
 system_ready() { [[ -z $(missing_packages) ]]; }
 
@@ -112,6 +116,7 @@ PY
 }
 
 main() {
+    [[ $FOR == "" || $FOR == --tests ]] || fail "unknown argument $FOR; there is --tests"
     [[ $(uname -s) == Linux ]] || fail "Gyre runs on Linux (namespaces and process groups), this is $(uname -s)"
     done_before && return
     exec 9<scripts/setup.sh

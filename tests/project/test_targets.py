@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
-TARGETS = ("quickstart", "test", "clean", "lock", "setup")
+TARGETS = ("quickstart", "test", "check-long", "clean", "lock", "setup")
 
 
 def _make(*arguments: str) -> str:
