@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from flows import config_cli, evaluate_cli, simulate_cli, train_cli
+from flows import config_cli, doctor_cli, evaluate_cli, simulate_cli, train_cli
 
 app = typer.Typer(
     name="gyre",
@@ -55,6 +55,7 @@ train_cli.register(app)
 evaluate_cli.register(app)
 simulate_cli.register(app)
 config_cli.register(app)
+doctor_cli.register(app)
 
 
 def main() -> None:

@@ -23,6 +23,8 @@ class ExitCode(IntEnum):
 
     FAILED = 1
     BAD_INPUT = 2
+    NOT_READY = 3
+    """The machine or the storage can't carry it; nothing was started."""
     CANCELLED = 130
 
 

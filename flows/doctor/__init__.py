@@ -1,0 +1,1 @@
+"""Whether this machine, its environment and a storage root can carry a run, and what to do."""
