@@ -29,6 +29,11 @@ _STEP_COLUMNS = (
 )
 
 
+def step_columns() -> tuple[str, ...]:
+    """Headings of the table of steps."""
+    return _STEP_COLUMNS
+
+
 def step_table(run: Run, updates: list[UpdateMetrics]) -> Table:
     """One row a step. Times are seconds of the step, staleness is in updates."""
     table = Table(title=f"run {run.run_id}", box=box.SIMPLE_HEAD)
