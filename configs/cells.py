@@ -91,6 +91,9 @@ class GatewayConfig(Section):
     calls_per_execution: int = setting(
         8, "Most concurrent calls of an execution.", unit="calls", ge=1, le=1024
     )
+    calls: int = setting(
+        4096, "Most concurrent calls of one gateway process.", unit="calls", ge=1, le=1_048_576
+    )
 
 
 class StorageConfig(Section):
@@ -98,6 +101,28 @@ class StorageConfig(Section):
 
     root: str = setting(
         ".gyre", "Folder or fsspec URL of runs and policies.", min_length=1, max_length=4096
+    )
+    keep_runs: int | None = setting(
+        None,
+        "Newest runs that `gyre gc` keeps, deleting the others; none deletes none for that.",
+        unit="runs",
+        ge=0,
+        le=1_000_000,
+    )
+    keep_days: float | None = setting(
+        None,
+        "`gyre gc` deletes runs that did not change for longer; none deletes none for that. With "
+        "keep_runs only those that both name.",
+        unit="days",
+        ge=0,
+        le=36_500,
+    )
+    max_gb: float | None = setting(
+        None,
+        "Quota of runs and policies that `gyre gc` brings them down to; none is no quota.",
+        unit="GB",
+        ge=0,
+        le=1e9,
     )
 
 

@@ -16,7 +16,6 @@ import httpx
 import psutil
 
 from cells.client import DaemonClient, DaemonGoneError
-from cells.daemon import Registration
 from configs.model import ModelSource
 from configs.run import RunConfig
 from flows.doctor.finding import Finding, fail, ok, warn
@@ -141,14 +140,6 @@ def _own_gateway(root: str, run_id: str, port: int) -> bool:
         return client.url.endswith(f":{port}") and client.alive()
     finally:
         client.close()
-
-
-def registered(store: Store, layout: RunLayout) -> Iterator[Registration]:
-    """What the daemons of a run have registered."""
-    folder = layout.host("x").rsplit("/", 1)[0]
-    for name in store.children(folder):
-        with suppress(RecordError, StorageError):
-            yield store.read_record(f"{folder}/{name}", Registration)
 
 
 def _probe(store: Store) -> Finding:

@@ -12,8 +12,8 @@ from itertools import pairwise
 import psutil
 
 from cells.leftovers import find_leftovers
+from cells.living import registered
 from flows.doctor.finding import Finding, ok, warn
-from flows.doctor.places import registered
 from storage.errors import StorageError
 from storage.layout import RunLayout
 from storage.objects import Store
