@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from flows import config_cli, doctor_cli, evaluate_cli, simulate_cli, train_cli
+from flows import config_cli, doctor_cli, evaluate_cli, gc_cli, simulate_cli, train_cli
 
 app = typer.Typer(
     name="gyre",
@@ -56,6 +56,7 @@ evaluate_cli.register(app)
 simulate_cli.register(app)
 config_cli.register(app)
 doctor_cli.register(app)
+gc_cli.register(app)
 
 
 def main() -> None:
