@@ -42,6 +42,8 @@ def build_group(
 ) -> SealedGroup:
     """Seal the group of ``query`` from what its executions left, and return what is sealed.
 
+    It has samples of its valid members. With fewer of them than ``scoring.min_valid`` it has none.
+
     A group that is sealed already is returned as it is: a verdict that came later is not trained.
 
     Args:
@@ -63,7 +65,10 @@ def build_group(
     credited = rewards
     if config.debug.permute_rewards:
         credited = permuted(rewards, f"{config.seed}/{query.query_id}")
+    dropped = sum(reward is not None for reward in rewards) < config.scoring.min_valid
     advantages = group_advantages(credited, config.training.objective)
+    if dropped:
+        advantages = (None,) * len(settled)
     samples: list[Sample] = []
     members: list[Member] = []
     for one, advantage in zip(settled, advantages, strict=True):
@@ -84,7 +89,7 @@ def build_group(
         problem_id=query.problem_id,
         sealed_at=time.time(),
         members=tuple(members),
-        spread=has_spread(rewards),
+        spread=has_spread(rewards) and not dropped,
     )
     return seal(store, key, SealedGroup(header, tuple(samples)))
 

@@ -172,3 +172,18 @@ def test_what_is_sealed_stays(store):
     first = build(store, results, {name: scored(name, 0.5) for name in NAMES})
     late = {name: scored(name, reward) for name, reward in zip(NAMES, (0, 1, 0, 1), strict=True)}
     assert build(store, results, late).header == first.header
+
+
+@pytest.mark.parametrize(("least", "trained"), [(2, 2), (3, 0)])
+def test_a_group_with_too_few_valid_members_is_dropped(store, least, trained):
+    for name in NAMES:
+        record_calls(store, name)
+    config = load_config("quickstart", [f"scoring.min_valid={least}"], environment={})
+    verdicts = {NAMES[0]: scored(NAMES[0], 0.0), NAMES[1]: scored(NAMES[1], 1.0)}
+    results = {name: result(name) for name in NAMES}
+    group = build_group(store, LAYOUT, config, QUERY, 0, results, verdicts)
+    assert len({sample.execution_id for sample in group.samples}) == trained
+    assert group.header.spread is bool(trained)
+    advantages = [member.advantage for member in group.header.members]
+    assert sum(advantage is not None for advantage in advantages) == trained
+    assert isinstance(group.header.members[1].verdict, Scored)  # kept all the same
