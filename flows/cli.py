@@ -8,7 +8,17 @@ from typing import Annotated
 
 import typer
 
-from flows import config_cli, doctor_cli, evaluate_cli, gc_cli, simulate_cli, train_cli
+from flows import (
+    config_cli,
+    doctor_cli,
+    evaluate_cli,
+    gc_cli,
+    inspect_cli,
+    runs_cli,
+    samples_cli,
+    simulate_cli,
+    train_cli,
+)
 
 app = typer.Typer(
     name="gyre",
@@ -53,6 +63,9 @@ def _gyre(
 
 train_cli.register(app)
 evaluate_cli.register(app)
+runs_cli.register(app)
+inspect_cli.register(app)
+samples_cli.register(app)
 simulate_cli.register(app)
 config_cli.register(app)
 doctor_cli.register(app)

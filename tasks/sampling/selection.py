@@ -66,8 +66,8 @@ def select(tree: CallTree, config: TrajectoryConfig, context: int) -> Selection:
     Outputs of background and abandoned calls, and of calls that end beyond ``context`` or
     ``config.max_tokens`` tokens, are never targets.
     """
-    longest = context if config.max_tokens is None else min(context, config.max_tokens)
-    fits = [placed.tokens <= longest for placed in tree.calls]
+    most = longest(config, context)
+    fits = [placed.tokens <= most for placed in tree.calls]
     trained = [_trainable(placed) and fit for placed, fit in zip(tree.calls, fits, strict=True)]
     picker = _Picker(tree, trained)
     paths = picker.paths()
@@ -101,6 +101,11 @@ def select(tree: CallTree, config: TrajectoryConfig, context: int) -> Selection:
         dropped_tokens=total - targets,
         cut_tokens=sum(cut),
     )
+
+
+def longest(config: TrajectoryConfig, context: int) -> int:
+    """Most tokens of a trajectory."""
+    return context if config.max_tokens is None else min(context, config.max_tokens)
 
 
 class _Picker:
