@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -15,7 +16,10 @@ import psutil
 
 from cells.host.exports import MEMORY, abandoned
 
-PREFIX = "gyre-"
+SCRATCH = re.compile(
+    r"gyre-(?:engine|replica|fit|executions|evaluation|tests|warm-start)-[a-z0-9_]{8}"
+)
+"""Names that ``tempfile`` makes for Gyre's processes; never a folder that a person has named."""
 ENGINE_FILES = "sglang_loads_*.shm"
 QUIET_S = 3600.0
 """Nothing of a temporary folder may have changed for this long; every use is far shorter, or of a
@@ -41,7 +45,11 @@ def find_leftovers(
     found = [Leftover(path, _size(path), "weights of a dead cell") for path in abandoned(memory)]
     candidates = [
         *((path, "load counters of a dead engine") for path in memory.glob(ENGINE_FILES)),
-        *((path, "scratch of a dead process") for path in temporary.glob(f"{PREFIX}*")),
+        *(
+            (path, "scratch of a dead process")
+            for path in temporary.glob("gyre-*")
+            if SCRATCH.fullmatch(path.name)
+        ),
     ]
     quiet = [(path, what) for path, what in candidates if _is_quiet(path, now)]
     if quiet:

@@ -72,3 +72,8 @@ def failure(
     _ERRORS.print(f"[bold red]{escape(title)}[/bold red]")
     _ERRORS.print(escape(str(error)), highlight=False, soft_wrap=True)
     return typer.Exit(code)
+
+
+def not_ready(error: object) -> typer.Exit:
+    """As ``failure``, for what a preflight has found."""
+    return failure(error, "Nothing was started: a run can't be carried here", ExitCode.NOT_READY)

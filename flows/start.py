@@ -11,8 +11,9 @@ from typing import Any
 
 from rich.console import Console
 
-from flows.console import ExitCode, failure
+from flows.console import ExitCode, failure, not_ready
 from flows.cost import Meter
+from flows.doctor.preflight import PreflightError, preflight
 from flows.live import Screen, screen_on
 from flows.server import Orchestration, ServerError, orchestration
 from storage.run import Run
@@ -51,6 +52,11 @@ def run_jobs(jobs: Sequence[Job], console: Console) -> None:
         typer.Exit: one did not complete; what went wrong was printed.
     """
     first = jobs[0].run
+    try:
+        for job in jobs:
+            preflight(job.run.config, job.run.store.url, job.run.run_id, prefect=True)
+    except PreflightError as error:
+        raise not_ready(error) from None
     try:
         with (
             screen_on(console) as screen,

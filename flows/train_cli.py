@@ -11,7 +11,8 @@ from rich.console import Console
 from configs.load import ConfigError, load_config
 from configs.run import RunConfig
 from flows.comparison import compare
-from flows.console import ConfigOption, RootOption, SetOption, failure, opened
+from flows.console import ConfigOption, RootOption, SetOption, failure, not_ready, opened
+from flows.doctor.preflight import PreflightError, preflight
 from flows.history import updates_of
 from flows.roots import absolute_root
 from flows.start import Job, run_jobs, terminal
@@ -56,6 +57,8 @@ def train(
             run = _created(config, settings, seed, name, root)
         except (ConfigError, StorageError) as error:
             raise failure(error) from None
+        except PreflightError as error:
+            raise not_ready(error) from None
     console = terminal()
     console.print(f"run {run.run_id} in {run.store.url}", soft_wrap=True)
     run_jobs([Job("train", run, {"run_id": run.run_id, "root": run.store.url})], console)
@@ -72,6 +75,7 @@ def _created(
     where = absolute_root(root or loaded.storage.root)
     placed: RunConfig = load_config(config, [*overrides, f"storage.root={where}"])
     run_id = name or f"{placed.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    preflight(placed, where, prefect=True)  # before anything of the run is there
     return create_run(where, run_id, placed)
 
 
