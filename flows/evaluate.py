@@ -12,11 +12,13 @@ from cells.checkpoint import find_checkpoint, latest_checkpoint
 from cells.client import DaemonClient, DaemonError
 from cells.epoch import take_epoch
 from cells.task import manage_cells
+from flows.doctor.preflight import preflight
 from flows.estimates import standard_error
 from flows.held_out import HeldOut
 from flows.hosts import cell_daemon, find_hosts, hosts_of
 from flows.rollouts import in_batches, living, roll_out, runner_for
 from flows.warm_start import warm_start
+from storage.hold import hold_run
 from storage.layout import execution_id
 from storage.objects import MissingObjectError
 from storage.records import Evaluation, QueryPlan, Scored
@@ -55,6 +57,8 @@ def evaluate(
     held_out = HeldOut.of(run, problems, samples, seed)
     if version is not None and run.store.exists(held_out.key(run.layout, version)):
         return held_out.key(run.layout, version)
+    preflight(run.config, root, run_id)
+    hold_run(run.store, run.layout)
     checkpoint = latest_checkpoint(run) if version is None else find_checkpoint(run, version)
     if checkpoint is not None:
         policy, number = checkpoint.policy_key, checkpoint.manifest.version

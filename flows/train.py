@@ -8,6 +8,7 @@ from prefect.runtime import flow_run
 from cells.checkpoint import Checkpoint, latest_checkpoint
 from cells.epoch import take_epoch
 from configs.load import load_config
+from flows.doctor.preflight import preflight
 from flows.evaluate import evaluate_serving
 from flows.hosts import Hosts, hosts_of
 from flows.proof import write_proof
@@ -15,6 +16,7 @@ from flows.rl_step import rl_step
 from flows.rollouts import runner_for
 from flows.roots import absolute_root
 from flows.warm_start import warm_start
+from storage.hold import hold_run
 from storage.objects import Store
 from storage.run import Run, create_run, open_run
 
@@ -84,9 +86,14 @@ def _restore(run: Run, hosts: Hosts, checkpoint: Checkpoint | None) -> None:
 
 def _open_or_create(root: str, run_id: str, config: str, overrides: list[str]) -> Run:
     if run_id in Store(root).children("runs"):
-        return open_run(root, run_id)
-    settings = load_config(config, [*overrides, f"storage.root={root}"])
-    return create_run(root, run_id, settings)
+        run = open_run(root, run_id)
+        preflight(run.config, root, run_id)
+    else:
+        settings = load_config(config, [*overrides, f"storage.root={root}"])
+        preflight(settings, root)  # before anything of the run is there
+        run = create_run(root, run_id, settings)
+    hold_run(run.store, run.layout)
+    return run
 
 
 def _own_name() -> str:
