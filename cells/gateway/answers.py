@@ -1,18 +1,18 @@
-"""Answers of a running call: whole or streamed, ended early when the client goes away."""
+"""Answers of a running call: whole or streamed, given up when the client goes away."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from cells.gateway.calls import LiveCall
 from cells.gateway.chat import KEEP_ALIVE, ChunkWriter, write_error, write_reply
-from cells.gateway.forms import ChatRequest, RefusedError, Reply
+from cells.gateway.forms import ChatRequest, RefusedError
+from cells.gateway.resends import Delivery
 
 KEEP_ALIVE_EVERY_S = 10.0
-CallTask = asyncio.Task[Reply | None]
 
 
 def refusal(error: RefusedError) -> Response:
@@ -28,26 +28,28 @@ def refusal(error: RefusedError) -> Response:
 class WholeAnswer(Response):
     """Waits for the reply and sends it in one piece."""
 
-    def __init__(self, call: LiveCall, task: CallTask, request: ChatRequest) -> None:
+    def __init__(self, delivery: Delivery, request: ChatRequest) -> None:
         super().__init__()
-        self._call = call
-        self._task = task
+        self._delivery = delivery
         self._request = request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        delivery = self._delivery
         gone = asyncio.create_task(_disconnected(receive))
         try:
-            await asyncio.wait({self._task, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not self._task.done():
-                self._call.abandon()
-            response = await self._response()
+            waits: set[asyncio.Future[Any]] = {delivery.reply, gone}
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if gone.done() or not delivery.reply.done():
+                return
+            await self._response()(scope, receive, send)
+            delivery.delivered()
         finally:
             gone.cancel()
-        await response(scope, receive, send)
+            delivery.abandon()
 
-    async def _response(self) -> Response:
+    def _response(self) -> Response:
         try:
-            reply = await asyncio.shield(self._task)
+            reply = self._delivery.reply.result()
         except RefusedError as error:
             return refusal(error)
         if reply is None:
@@ -56,68 +58,58 @@ class WholeAnswer(Response):
 
 
 class StreamedAnswer(Response):
-    """Sends text as it comes, comments while there is none, and the end once the call is recorded.
+    """Sends text as it comes, comments while there is none, and the end once the call is
+    recorded."""
 
-    Args:
-        texts: pieces (field, text) that the call emits.
-    """
-
-    def __init__(
-        self,
-        call: LiveCall,
-        task: CallTask,
-        request: ChatRequest,
-        texts: asyncio.Queue[tuple[str, str] | None],
-    ) -> None:
+    def __init__(self, delivery: Delivery, request: ChatRequest) -> None:
         super().__init__()
-        self._call = call
-        self._task = task
-        self._texts = texts
-        self._writer = ChunkWriter(call.message_id, request)
-        task.add_done_callback(lambda _: texts.put_nowait(None))
+        self._delivery = delivery
+        self._writer = ChunkWriter(f"chatcmpl-{delivery.call_id}", request)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-cache"),
         ]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
         gone = asyncio.create_task(_disconnected(receive))
         try:
-            await self._body(gone, send)
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            if not await self._body(gone, send) or gone.done():
+                return
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            self._delivery.delivered()
         finally:
             gone.cancel()
-            if not self._task.done():
-                self._call.abandon()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            self._delivery.abandon()
 
-    async def _body(self, gone: asyncio.Task[None], send: Send) -> None:
+    async def _body(self, gone: asyncio.Task[None], send: Send) -> bool:
+        """Send all of it; False when the client went away before."""
+        texts, reply = self._delivery.texts, self._delivery.reply
+        assert texts is not None
+
         async def write(data: bytes) -> None:
             await send({"type": "http.response.body", "body": data, "more_body": True})
 
+        reply.add_done_callback(lambda _: texts.put_nowait(None))
+        gone.add_done_callback(lambda _: texts.put_nowait(None))
         await write(self._writer.start())
-        while True:
-            coming = asyncio.ensure_future(self._texts.get())
-            while not coming.done():
-                await asyncio.wait(
-                    {coming, gone},
-                    timeout=KEEP_ALIVE_EVERY_S,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                if gone.done():
-                    coming.cancel()
-                    return
-                if not coming.done():
-                    await write(KEEP_ALIVE)
-            piece = coming.result()
-            if piece is None:
-                break
-            await write(self._writer.text(*piece))
-        await write(self._end())
+        while not gone.done():
+            try:
+                async with asyncio.timeout(KEEP_ALIVE_EVERY_S):
+                    piece = await texts.get()
+            except TimeoutError:
+                await write(KEEP_ALIVE)
+                continue
+            if piece is not None:
+                await write(self._writer.text(*piece))
+            elif reply.done():
+                await write(self._end())
+                return True
+        return False
 
     def _end(self) -> bytes:
         try:
-            reply = self._task.result()
+            reply = self._delivery.reply.result()
         except RefusedError as error:
             return self._writer.error(error)
         return self._writer.end(reply) if reply is not None else b""

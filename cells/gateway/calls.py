@@ -6,18 +6,25 @@ import asyncio
 import logging
 import secrets
 import time
-from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from cells.gateway.codec import Codec
 from cells.gateway.engine import End, Engine, EngineRefusedError, Flight, Piece
-from cells.gateway.forms import ChatRequest, Finish, RefusedError, Reply, ToolCall, Usage
+from cells.gateway.forms import (
+    ChatRequest,
+    Finish,
+    Message,
+    RefusedError,
+    Reply,
+    ToolCall,
+    Usage,
+)
 from cells.gateway.kinds import Origin
-from cells.gateway.matching import Node, Plan
+from cells.gateway.matching import Node, Plan, encode_ids
 from cells.gateway.metrics import Metrics
-from cells.gateway.recording import Turn
+from cells.gateway.recording import Recorder, Turn, make_node
 from cells.gateway.routing import Cell, CellState, Places
 from cells.gateway.sessions import Session
 from cells.gateway.streaming import TextStream, cut_at_stop
@@ -37,6 +44,7 @@ class Services:
 
     codec: Codec
     engine: Engine
+    recorder: Recorder
     places: Places
     metrics: Metrics
     context: int
@@ -47,7 +55,8 @@ class LiveCall:
     """A call that runs.
 
     Args:
-        emit: takes pieces of text for a streaming client; None when it wants the whole.
+        key: name that equal requests share.
+        emit: takes pieces of text as they come, where the request is for a stream.
     """
 
     def __init__(
@@ -57,23 +66,28 @@ class LiveCall:
         request: ChatRequest,
         plan: Plan,
         origin: Origin,
-        emit: Callable[[str, str], None] | None,
+        key: str,
+        emit: Callable[[str, str], None],
     ) -> None:
         self._services = services
         self._session = session
         self._request = request
         self._plan = plan
         self._origin = origin
+        self._key = key
+        self.prompt_tokens = plan.tokens
         self.call_id, self._index = session.next_call()
         self.message_id = f"chatcmpl-{self.call_id}"
         self._room = output_room(plan, request, services.context)
-        stops = request.sampling.stop
         self._text = (
-            TextStream(services.codec, plan.ids, request.tools, stops, emit) if emit else None
+            TextStream(services.codec, plan.new_ids, request.tools, request.sampling.stop, emit)
+            if request.stream and not request.sampling.constraint
+            else None
         )
         self._gone = asyncio.Event()
         self._why: RefusedError | None = None
         self._flight: Flight | None = None
+        self._prompt = b""
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._spans: list[tuple[int, int, int]] = []
@@ -118,7 +132,7 @@ class LiveCall:
         return reply
 
     async def _generate(self) -> End:
-        prompt = self._plan.ids
+        prompt = self._prompt = self._plan.encoded()
         losses = 0
         while len(self._ids) < self._room and not self._gone.is_set():
             cell = await self._place()
@@ -127,7 +141,7 @@ class LiveCall:
             self._flight = flight = Flight(
                 self._services.engine,
                 cell,
-                prompt + self._ids if self._ids else prompt,
+                prompt + b"," + encode_ids(self._ids) if self._ids else prompt,
                 self._sampling(),
                 self._progress if self._text else None,
             )
@@ -142,6 +156,8 @@ class LiveCall:
                 return End.STOP  # aborted, but its turn was over
             if self._gone.is_set():
                 break
+            if self._request.sampling.constraint:
+                self._forget()  # its grammar begins anew
             self._services.metrics.reroutes.labels(piece.end.value).inc()
             log.info(
                 "%s: %s after %d ids: %s", self.call_id, piece.end, len(piece.ids), piece.detail
@@ -216,12 +232,14 @@ class LiveCall:
             sampling["stop"] = list(asked.stop)
         if asked.seed is not None:
             sampling["sampling_seed"] = asked.seed
+        if asked.constraint:
+            sampling.update(asked.constraint)
         return sampling
 
     def _progress(self, ids: list[int]) -> None:
         assert self._text is not None
-        if not self._gone.is_set():
-            self._text.feed(self._ids + ids)
+        if ids and not self._gone.is_set():
+            self._text.feed(ids)
 
     def _take(self, piece: Piece, cell: Cell) -> None:
         offset = len(self._ids)
@@ -238,9 +256,12 @@ class LiveCall:
             self._cell = cell.name
         self._services.metrics.cached_tokens.inc(piece.cached_tokens)
 
+    def _forget(self) -> None:
+        self._ids, self._logprobs, self._spans = [], [], []
+
     def _reply(self, end: End) -> Reply:
-        parsed = self._services.codec.parse(self._ids, self._plan.ids, self._request.tools)
-        content, stopped = cut_at_stop(parsed.content, self._request.sampling.stop)
+        parsed = self._services.codec.parse(self._ids, self._plan.new_ids, self._request.tools)
+        content, stop = cut_at_stop(parsed.content, self._request.sampling.stop)
         reasoning = parsed.reasoning or ""
         if self._text is not None:
             reasoning, content = self._text.finish(reasoning, content)
@@ -249,7 +270,7 @@ class LiveCall:
             for number, (name, arguments) in enumerate(parsed.calls)
         )
         finish = Finish.TOOL_CALLS if calls else Finish.STOP
-        if end is End.LENGTH and not stopped:
+        if end is End.LENGTH and stop is None:
             finish = Finish.LENGTH
         return Reply(
             message_id=self.message_id,
@@ -257,7 +278,8 @@ class LiveCall:
             reasoning=reasoning or None,
             tool_calls=calls,
             finish=finish,
-            usage=Usage(len(self._plan.ids), self._cached or 0, len(self._ids)),
+            usage=Usage(self._plan.tokens, self._cached or 0, len(self._ids)),
+            stop_text=stop,
         )
 
     async def _record(self, status: CallStatus, finish: str, reply: Reply | None) -> None:
@@ -273,7 +295,7 @@ class LiveCall:
             index=self._index,
             parent=plan.parent.call_id if plan.parent else None,
             kept=plan.kept,
-            new_ids=tuple(plan.ids[plan.kept :]),
+            new_ids=tuple(plan.new_ids),
             output_ids=tuple(self._ids),
             output_logprobs=tuple(self._logprobs),
             spans=tuple(VersionSpan(version=v, start=s, end=e) for v, s, e in self._spans),
@@ -289,16 +311,9 @@ class LiveCall:
             cell=self._cell,
             cached_tokens=self._cached or 0,
         )
-        turn = None
-        if reply is not None:
-            turn = Turn(
-                call_id=self.call_id,
-                messages=plan.messages,
-                reply=reply.message(),
-                tools=plan.tools,
-            )
+        turn = self._turn(reply)
         try:
-            await asyncio.to_thread(session.log.append, call, turn)
+            await self._services.recorder.append(session.log, call, turn)
         except StorageError as error:
             log.error("%s: not recorded: %s", self.call_id, error)
             raise RefusedError(
@@ -306,13 +321,45 @@ class LiveCall:
             ) from None
         session.calls += 1
         if turn is not None:
-            session.branches.add(_node(call, turn, plan))
+            self._plant(make_node(call, turn, plan.parent), status)
         self._count(call)
+
+    def _turn(self, reply: Reply | None) -> Turn | None:
+        """The messages of this call, if a client has its answer or may have a part of it."""
+        sent: Message | None = reply.message() if reply else None
+        if sent is None and self._text is not None:
+            _, content = self._text.sent
+            sent = {"role": "assistant", "content": content} if content else None
+        if sent is None:
+            return None
+        parent = self._plan.parent
+        return Turn(
+            call_id=self.call_id,
+            messages=self._plan.messages,
+            reply=sent,
+            tools=self._plan.tools,
+            request=self._key,
+            kept_text=parent.reply["content"] if parent and parent.part else None,
+            prompt_tokens=self._plan.tokens,
+            stop_text=reply.stop_text if reply else None,
+        )
+
+    def _plant(self, node: Node, status: CallStatus) -> None:
+        """Let later requests go on from this call."""
+        sent = self._prompt
+        if self._ids:
+            sent += b"," + encode_ids(self._ids)
+        node.remember(sent, [*self._request.messages, node.reply])
+        if status is CallStatus.COMPLETE:
+            self._session.branches.add(node)
+        else:
+            node.shrink()
+            self._session.branches.add_abandoned(node)
 
     def _count(self, call: Call) -> None:
         metrics, plan = self._services.metrics, self._plan
         metrics.calls.labels(call.kind.value, call.status.value).inc()
-        metrics.prompt_tokens.inc(len(plan.ids))
+        metrics.prompt_tokens.inc(plan.tokens)
         metrics.new_tokens.inc(len(call.new_ids))
         metrics.output_tokens.inc(len(call.output_ids))
         metrics.seconds.observe(call.seconds)
@@ -333,29 +380,14 @@ def output_room(plan: Plan, request: ChatRequest, context: int) -> int:
     Raises:
         RefusedError: 400, the prompt alone fills the context.
     """
-    left = context - len(plan.ids)
+    left = context - plan.tokens
     if left <= 0:
         raise RefusedError(
             400,
             "context_length_exceeded",
-            f"this policy's context is {context} tokens, the messages take {len(plan.ids)}; "
+            f"this policy's context is {context} tokens, the messages take {plan.tokens}; "
             f"shorten them",
             param="messages",
         )
     asked = request.sampling.max_tokens
     return left if asked is None else min(asked, left)
-
-
-def _node(call: Call, turn: Turn, plan: Plan) -> Node:
-    return Node(
-        call_id=call.call_id,
-        agent=call.agent,
-        parent=plan.parent,
-        kept=call.kept,
-        new_ids=array("i", call.new_ids),
-        output_ids=array("i", call.output_ids),
-        messages=turn.messages,
-        reply=turn.reply,
-        tools=turn.tools,
-        depth=plan.depth,
-    )

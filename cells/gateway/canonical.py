@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Any
+
+import orjson
 
 from cells.gateway.forms import Message
 
@@ -50,15 +53,21 @@ def arguments_key(text: str) -> str:
 
 
 def tools_key(tools: Sequence[Any]) -> str:
-    """Tools compared as JSON values, in order.
+    """Tools compared as JSON values, in order: a digest that equal ones share.
 
     Raises:
         ValueError: they are nested too deeply.
     """
     try:
-        return json.dumps(tools, sort_keys=True) if tools else ""
-    except RecursionError:
-        raise ValueError("tools are nested too deeply") from None
+        text = orjson.dumps(tools, option=orjson.OPT_SORT_KEYS)
+    except orjson.JSONEncodeError as error:
+        raise ValueError(f"tools: {error}") from None
+    return digest(text) if tools else ""
+
+
+def digest(data: bytes) -> str:
+    """A short name for bytes; equal names are equal bytes for all purposes."""
+    return blake2b(data, digest_size=16).hexdigest()
 
 
 def _plain(value: Any) -> Any:

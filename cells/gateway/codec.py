@@ -13,6 +13,8 @@ from renderers.base import ToolCallParseStatus
 from renderers.configs import CustomRendererConfig, config_from_name
 
 from cells.gateway.forms import Message, Tool
+from cells.gateway.plain import PlainRenderer
+from cells.gateway.tokens import LightTokenizer
 
 log = logging.getLogger(__name__)
 
@@ -31,18 +33,20 @@ class Codec:
 
     Args:
         tokenizer: of the policy, as transformers loads it.
-        renderer: a name of the ``renderers`` package or an import path ``module:Class``.
+        renderer: a name of the ``renderers`` package, an import path ``module:Class``, or
+            ``default`` for what the tokenizer's own chat template says.
     """
 
     def __init__(self, tokenizer: Any, renderer: str) -> None:
-        self._tokenizer = tokenizer
-        config = (
-            CustomRendererConfig(import_path=renderer)
-            if ":" in renderer
-            else config_from_name(renderer)
-        )
-        self._renderer = create_renderer(tokenizer, config)
+        light = hasattr(tokenizer, "backend_tokenizer")
+        self._tokenizer = LightTokenizer(tokenizer) if light else tokenizer
+        self._renderer = _make_renderer(self._tokenizer, renderer)
         self.stop_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
+        self.marks = frozenset(_added_ids(tokenizer))
+        """Ids of tokens that are no piece of text."""
+        self.marks_show = self._marks_show()
+        """Whether only marks change what text belongs to: between two of them, it only grows."""
+        self._letter = self.encode("x")
         self.tools_matter = self._probe_tools()
         """Whether the schemas of the tools are part of a prompt."""
 
@@ -70,6 +74,19 @@ class Codec:
             log.warning("bridge failed: %r", error)
             return None
         return None if bridged is None else list(bridged.token_ids)
+
+    def refusal(self, new: list[Message]) -> str:
+        """Why ``bridge`` gave none for these messages, for people."""
+        policy = getattr(self._renderer, "effective_thinking_retention", "template")
+        if not new:
+            return "no new message"
+        if isinstance(self._renderer, PlainRenderer):
+            return "the chat template is not plain"
+        if policy == "template":
+            return "the renderer has no bridge"
+        if policy == "tool_cycle" and any(message["role"] == "user" for message in new):
+            return "thinking is dropped when the user says more"
+        return "thinking was left open or the turn can't be closed"
 
     def parse(
         self, output: list[int], prompt: list[int], tools: list[Tool], *, final: bool = True
@@ -101,6 +118,38 @@ class Codec:
         """The text of ids, special tokens included."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
+    def open_field(self, output: list[int], prompt: list[int], tools: list[Tool]) -> str | None:
+        """Where text goes that is sampled after ``output``: ``content``, ``reasoning_content`` or
+        nowhere, as inside a tool call."""
+        before = self.parse(output, prompt, tools, final=False)
+        after = self.parse([*output, *self._letter], prompt, tools, final=False)
+        if after.content != before.content:
+            return "content" if after.content.endswith("x") else None
+        return "reasoning_content" if after.reasoning != before.reasoning else None
+
+    def cut(self, output: list[int], prompt: list[int], text: str) -> int | None:
+        """How many of the output's ids say exactly this content, its edges left out; None when it
+        ends inside a token, or is something else."""
+        low, high = 1, len(output)
+        while low < high:
+            middle = (low + high) // 2
+            said = self.parse(output[:middle], prompt, [], final=False).content
+            if len(said.strip()) < len(text):
+                low = middle + 1
+            else:
+                high = middle
+        said = self.parse(output[:low], prompt, [], final=False).content
+        return low if said.strip() == text else None
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, no special tokens added."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _marks_show(self) -> bool:
+        if isinstance(self._renderer, PlainRenderer):
+            return False
+        return self._tokenizer.convert_tokens_to_ids("<think>") in self.marks
+
     def _probe_tools(self) -> bool:
         tool = {
             "type": "function",
@@ -123,6 +172,17 @@ def load_codec(policy: Path, renderer: str) -> Codec:
     else:
         from transformers import AutoTokenizer as Loader
     return Codec(Loader.from_pretrained(str(policy), local_files_only=True), renderer)
+
+
+def _make_renderer(tokenizer: Any, name: str) -> Any:
+    if name == "default":
+        return PlainRenderer(tokenizer)
+    custom = CustomRendererConfig(import_path=name) if ":" in name else None
+    return create_renderer(tokenizer, custom or config_from_name(name))
+
+
+def _added_ids(tokenizer: Any) -> list[int]:
+    return list(getattr(tokenizer, "added_tokens_decoder", ()))
 
 
 def _with_values(messages: list[Message]) -> list[Message]:

@@ -28,7 +28,7 @@ CONNECT_LIMIT_S = 5.0
 ABORT_EVERY_S = 0.25
 ABORT_LIMIT_S = 5.0
 ABORT_ANSWER_S = 1.0
-STREAM_EVERY_TOKENS = 8
+STREAM_EVERY_TOKENS = 16
 REFUSALS = (400, 413, 422)
 """Statuses that blame the request. All others are the server's or ours, and pass."""
 
@@ -83,15 +83,16 @@ class Flight:
     """One generation on one cell.
 
     Args:
-        progress: called with all ids so far whenever more have come; None does not stream, which
-            costs the server and this process far less.
+        prompt: its ids as JSON, numbers with commas between.
+        progress: called with the ids of every chunk; None does not stream, which costs the server
+            and this process far less.
     """
 
     def __init__(
         self,
         engine: Engine,
         cell: Cell,
-        prompt: list[int],
+        prompt: bytes,
         sampling: dict[str, Any],
         progress: Callable[[list[int]], None] | None,
     ) -> None:
@@ -101,15 +102,16 @@ class Flight:
         self._version = cell.version
         self._progress = progress
         self._rid = secrets.token_hex(16)
-        self._stop = asyncio.Event()
         self._piece = Piece()
+        self._meta: dict[str, Any] = {}
+        self._aborting: asyncio.Task[None] | None = None
+        self._patience: asyncio.Timeout | None = None
         streamed = progress is not None
         if streamed:
             sampling = {**sampling, "stream_interval": STREAM_EVERY_TOKENS}
-        self._body = orjson.dumps(
+        head = orjson.dumps(
             {
                 "rid": self._rid,
-                "input_ids": prompt,
                 "sampling_params": sampling,
                 "return_logprob": True,
                 "stream": streamed,
@@ -117,13 +119,16 @@ class Flight:
                 "extra_key": str(cell.version),
             }
         )
+        self._body = b"".join((head[:-1], b',"input_ids":[', prompt, b"]}"))
         self._headers = {"content-type": "application/json"}
         if cell.token:
             self._headers["authorization"] = f"Bearer {cell.token}"
 
     def abort(self) -> None:
         """Ask for an early end; ``run`` returns what was sampled."""
-        self._stop.set()
+        if self._aborting is None and self._patience is not None:
+            self._patience.reschedule(asyncio.get_running_loop().time() + ABORT_LIMIT_S)
+            self._aborting = asyncio.create_task(self._abort())
 
     async def run(self, limit_s: float) -> Piece:
         """Generate until the end, an abort, or ``limit_s`` seconds (then as if aborted).
@@ -132,31 +137,26 @@ class Flight:
             EngineRefusedError: the server calls the request wrong.
         """
         self._cell.enter(self)
-        reading = asyncio.create_task(self._read())
-        asked = asyncio.create_task(self._stop.wait())
+        limit = asyncio.get_running_loop().call_later(limit_s, self.abort)
         try:
-            await asyncio.wait(
-                {reading, asked}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
-            )
-            if not reading.done():
-                await self._abort(reading)
-            if reading.done():
-                await reading
-            else:
-                self._piece.end, self._piece.detail = End.ABORTED, "the abort was not answered"
-            return self._piece
+            async with asyncio.timeout(None) as self._patience:
+                await self._read()
+        except TimeoutError:
+            self._piece.end, self._piece.detail = End.ABORTED, "the abort was not answered"
         finally:
-            asked.cancel()
-            reading.cancel()
+            limit.cancel()
+            self._patience = None
+            if self._aborting is not None:
+                self._aborting.cancel()
             self._cell.leave(self)
+        self._piece.spans = _spans(self._meta, len(self._piece.ids), self._version)
+        return self._piece
 
-    async def _abort(self, reading: asyncio.Task[None]) -> None:
+    async def _abort(self) -> None:
         # The request may not have reached the scheduler yet, where an abort of it finds nothing:
-        # so ask again until it ends.
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + ABORT_LIMIT_S
+        # so ask again until it ends, which ends this.
         body = orjson.dumps({"rid": self._rid})
-        while not reading.done() and loop.time() < deadline:
+        while True:
             try:
                 async with self._engine.http.post(
                     f"{self._url}/abort_request",
@@ -167,7 +167,7 @@ class Flight:
                     await answer.read()
             except (aiohttp.ClientError, TimeoutError, OSError):
                 pass  # the server is going: reading ends by itself, or at the deadline
-            await asyncio.wait({reading}, timeout=ABORT_EVERY_S)
+            await asyncio.sleep(ABORT_EVERY_S)
 
     async def _read(self) -> None:
         try:
@@ -183,9 +183,8 @@ class Flight:
                     self._take(orjson.loads(await answer.read()))
                 else:
                     async for data in _events(answer):
-                        self._take(data)
-                        self._progress(self._piece.ids)
-        except (aiohttp.ClientError, TimeoutError, OSError, orjson.JSONDecodeError) as error:
+                        self._progress(self._take(data))
+        except (aiohttp.ClientError, OSError, orjson.JSONDecodeError) as error:
             self._lost(repr(error))
         except (KeyError, TypeError, ValueError) as error:
             self._lost(f"answer is not of the expected form: {error!r}")
@@ -193,11 +192,12 @@ class Flight:
     def _lost(self, detail: str) -> None:
         self._piece.end, self._piece.detail = End.LOST, f"{self._cell.name}: {detail}"
 
-    def _take(self, data: dict[str, Any]) -> None:
-        """Take a whole answer, or a chunk: cumulative or incremental, told apart by its length."""
+    def _take(self, data: dict[str, Any]) -> list[int]:
+        """Take a whole answer, or a chunk (cumulative or incremental, told apart by its length),
+        and return the ids that are new."""
         if "error" in data:
             raise EngineRefusedError(f"{self._cell.name}: {data['error']}")
-        meta = data["meta_info"]
+        self._meta = meta = data["meta_info"]
         rows = meta.get("output_token_logprobs") or []
         start = meta.get("output_token_logprobs_length", len(rows)) - len(rows)
         piece = self._piece
@@ -207,9 +207,9 @@ class Flight:
         logprobs = [float(row[0]) for row in new]
         if not all(map(math.isfinite, logprobs)):
             raise ValueError("a log-probability is not finite")
-        piece.ids += [int(row[1]) for row in new]
+        ids = [int(row[1]) for row in new]
+        piece.ids += ids
         piece.logprobs += logprobs
-        piece.spans = _spans(meta, len(piece.ids), self._version)
         piece.cached_tokens = meta.get("cached_tokens") or 0
         reason = meta.get("finish_reason")
         if reason is not None:
@@ -217,6 +217,7 @@ class Flight:
             if reason.get("status_code") in REFUSALS:
                 raise EngineRefusedError(f"{self._cell.name}: {piece.detail}")
             piece.end = End.ABORTED if kind == "abort" else End(kind)
+        return ids
 
 
 def _spans(meta: dict[str, Any], total: int, declared: int) -> list[tuple[int, int, int]]:

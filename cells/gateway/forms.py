@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -51,6 +52,27 @@ class Sampling:
     top_p: float = 1.0
     stop: tuple[str, ...] = ()
     seed: int | None = None
+    json_schema: str | None = None
+    """Schema, as JSON text, that the answer must fit."""
+    constraint: Mapping[str, str] | None = None
+    """What binds the output, in the engine's own parameters. Their grammar begins anew with each
+    request, so a partial output under a constraint can't be gone on from."""
+
+
+class Choice(StrEnum):
+    """Whether a reply must call a tool. ``none`` has no word: its tools are left out."""
+
+    AUTO = "auto"
+    REQUIRED = "required"
+    NAMED = "named"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """What a client wants called; ``name`` is of a ``named`` tool."""
+
+    choice: Choice = Choice.AUTO
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +85,10 @@ class ChatRequest:
     sampling: Sampling
     stream: bool
     include_usage: bool
+    tool_choice: ToolChoice = ToolChoice()
+    hosted_tools: tuple[str, ...] = ()
+    """Types of tools that a provider would run itself. Nobody does so here: the policy is not told
+    of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +127,8 @@ class Reply:
     tool_calls: tuple[ToolCall, ...]
     finish: Finish
     usage: Usage
+    stop_text: str | None = None
+    """The stop text that ended the content."""
 
     def message(self) -> Message:
         """The reply as a client is expected to echo it."""
@@ -117,3 +145,21 @@ class Reply:
                 for call in self.tool_calls
             ]
         return message
+
+
+def settle(messages: list[Message]) -> list[Message]:
+    """System messages where every template takes them: all that lead become the first message, and
+    a later one becomes the user's, marked. Some templates refuse a system message anywhere else,
+    and clients put them there."""
+    lead = 0
+    while lead < len(messages) and messages[lead]["role"] == "system":
+        lead += 1
+    head = messages[:lead]
+    if lead > 1:
+        text = "\n\n".join(message["content"] for message in head if message["content"])
+        head = [{"role": "system", "content": text}]
+    return [*head, *(_as_user(m) if m["role"] == "system" else m for m in messages[lead:])]
+
+
+def _as_user(message: Message) -> Message:
+    return {"role": "user", "content": f"<system>\n{message['content']}\n</system>"}

@@ -1,13 +1,20 @@
-"""Which recorded call a request goes on from, and the ids of its prompt."""
+"""Which recorded call a request goes on from, and the ids of its prompt.
+
+The work of a call follows its new tokens: the messages that were seen before are compared as they
+are (which stops at the first difference and reads each text once), only new ones are rendered, and
+the ids so far are kept as the JSON text that engines are sent.
+"""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from cells.gateway.canonical import MessageKey, first_difference, message_key, same, tools_key
+import orjson
+
+from cells.gateway.canonical import MessageKey, first_difference, message_key, same
 from cells.gateway.codec import Codec
 from cells.gateway.forms import ChatRequest, Message
 
@@ -21,11 +28,14 @@ class Fork(StrEnum):
     TOOLS_CHANGED = "tools changed"
     BRIDGE_REFUSED = "bridge refused"
     PREFIX_BROKEN = "prefix broken"
+    PART_KEPT = "part kept"
+    """The client goes on from the beginning of an answer, such as what it got before its connection
+    broke: exactly the ids of that part are spliced."""
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A call whose answer a client has got: a point that a later request can go on from.
+    """A call of which a client has an answer: a point that a later request can go on from.
 
     The ids of its prompt and output, and its messages, are kept as what is new since its parent;
     only the tips of the tree also hold them whole.
@@ -35,27 +45,37 @@ class Node:
     agent: str
     parent: Node | None
     kept: int
+    """Ids of the parent's prompt and output that this prompt begins with."""
     new_ids: array[int]
     output_ids: array[int]
+    """What was sampled and delivered."""
     messages: tuple[Message, ...]
     """Messages of the request that are not the parent's."""
     reply: Message
     tools: str
     depth: int
     """Messages of the whole history, the reply included."""
-    _ids: array[int] | None = field(default=None, repr=False)
+    length: int
+    """Ids of prompt and output."""
+    part: bool = False
+    """Whether the output is only the part of an answer that a client kept."""
+    _encoded: bytes | None = field(default=None, repr=False)
     _history: list[Message] | None = field(default=None, repr=False)
+
+    def encoded(self) -> bytes:
+        """Prompt and output ids as JSON: numbers with commas between."""
+        if self._encoded is None:
+            self._encoded = encode_ids(self.ids().tolist())
+        return self._encoded
 
     def ids(self) -> array[int]:
         """Prompt and output ids."""
-        if self._ids is None:
-            ids: array[int] = array("i")
-            for node in self._line():
-                del ids[node.kept :]
-                ids += node.new_ids
-                ids += node.output_ids
-            self._ids = ids
-        return self._ids
+        ids: array[int] = array("i")
+        for node in self._line():
+            del ids[node.kept :]
+            ids += node.new_ids
+            ids += node.output_ids
+        return ids
 
     def history(self) -> list[Message]:
         """Messages of the request and the reply."""
@@ -65,9 +85,13 @@ class Node:
             ]
         return self._history
 
+    def remember(self, encoded: bytes | None, history: list[Message]) -> None:
+        """Take both as they are known already: as they were sent and as the client spells them."""
+        self._encoded, self._history = encoded, history
+
     def shrink(self) -> None:
         """Forget what can be put together again; called when a child goes on from here."""
-        self._ids = None
+        self._encoded = None
         self._history = None
 
     def _line(self) -> list[Node]:
@@ -81,17 +105,34 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The prompt of a call: the first ``kept`` ids of the parent's prompt and output, then
-    ``ids[kept:]``."""
+    """The prompt of a call: all ids of the parent's prompt and output, then ``new_ids``."""
 
-    ids: list[int]
+    new_ids: list[int]
     parent: Node | None
-    kept: int
     messages: tuple[Message, ...]
     tools: str
-    depth: int
     fork: Fork | None
     detail: str
+
+    @property
+    def kept(self) -> int:
+        """Ids that are the parent's."""
+        return self.parent.length if self.parent else 0
+
+    @property
+    def tokens(self) -> int:
+        """Ids of the whole prompt."""
+        return self.kept + len(self.new_ids)
+
+    @property
+    def depth(self) -> int:
+        """Messages of the history with the reply."""
+        return (self.parent.depth if self.parent else 0) + len(self.messages) + 1
+
+    def encoded(self) -> bytes:
+        """All ids as JSON: numbers with commas between."""
+        new = encode_ids(self.new_ids)
+        return self.parent.encoded() + b"," + new if self.parent else new
 
     @property
     def fork_reason(self) -> str | None:
@@ -108,11 +149,12 @@ class Branches:
         """The last call of each agent."""
         self.roots: dict[str, Message] = {}
         """The first message of each agent's first call."""
+        self._abandoned: dict[str, list[Node]] = {}
         self._by_tool_call: dict[str, Node] = {}
         self._by_reply: dict[MessageKey, list[Node]] = {}
 
     def add(self, node: Node) -> None:
-        """Take a call whose answer was delivered."""
+        """Take a call of which an answer was delivered."""
         if node.parent is not None:
             node.parent.shrink()
         self.last[node.agent] = node
@@ -120,6 +162,11 @@ class Branches:
         for call in node.reply.get("tool_calls", ()):
             self._by_tool_call[call["id"]] = node
         self._by_reply.setdefault(message_key(node.reply), []).append(node)
+
+    def add_abandoned(self, node: Node) -> None:
+        """Take a call of which a client may have a part; ``node.reply`` says what was sent."""
+        if node.reply["content"]:
+            self._abandoned.setdefault(node.agent, []).append(node)
 
     def match(self, messages: list[Message], agent: str | None) -> Node | None:
         """The call with the longest history that the messages begin with, its reply included.
@@ -135,6 +182,34 @@ class Branches:
                     return node
         return None
 
+    def match_part(self, messages: list[Message], agent: str | None, codec: Codec) -> Node | None:
+        """The part of a call that the messages go on from, where their last assistant's turn is
+        the beginning of an answer that was not delivered whole, or not kept whole."""
+        end = len(messages)
+        while end and messages[end - 1]["role"] != "assistant":
+            end -= 1
+        if not end or messages[end - 1].get("tool_calls"):
+            return None
+        text = messages[end - 1]["content"].strip()
+        if not text:
+            return None
+        for node in self._parts(agent):
+            if node.depth != end or not node.reply["content"].strip().startswith(text):
+                continue
+            if not _begins(messages, node.history()[:-1]):
+                continue
+            count = codec.cut(node.output_ids.tolist(), node.new_ids.tolist(), text)
+            if count is not None:
+                return cut_node(node, count, messages[end - 1])
+        return None
+
+    def _parts(self, agent: str | None) -> Iterable[Node]:
+        agents = [*self._abandoned, *self.last] if agent is None else [agent]
+        for one in dict.fromkeys(agents):
+            yield from reversed(self._abandoned.get(one, ()))
+            if one in self.last:
+                yield self.last[one]
+
     def _candidates(self, message: Message, agent: str | None) -> Iterable[Node]:
         for call in message.get("tool_calls", ()):
             node = self._by_tool_call.get(call["id"])
@@ -147,15 +222,37 @@ class Branches:
         yield from (node for node in newest if node.agent != agent)
 
 
+def cut_node(node: Node, count: int, reply: Message) -> Node:
+    """A call with only the first ``count`` ids of its output, as which a client kept ``reply``."""
+    return replace(
+        node,
+        output_ids=node.output_ids[:count],
+        reply=reply,
+        length=node.length - len(node.output_ids) + count,
+        part=True,
+        _encoded=None,
+        _history=None,
+    )
+
+
 def plan_call(
-    branches: Branches, node: Node | None, request: ChatRequest, agent: str, codec: Codec
+    branches: Branches,
+    node: Node | None,
+    request: ChatRequest,
+    agent: str,
+    tools: str,
+    codec: Codec,
 ) -> Plan:
     """The prompt of a request of ``agent`` that was matched to ``node``.
+
+    Args:
+        tools: ``tools_key`` of the request's tools.
 
     Raises:
         ValueError: the renderer can't express the history.
     """
-    tools = tools_key(request.tools) if codec.tools_matter else ""
+    if not codec.tools_matter:
+        tools = ""
     fork: tuple[Fork, str] | None
     if node is None:
         fork = _unmatched(branches, request.messages, agent)
@@ -165,44 +262,60 @@ def plan_call(
         if fork is None:
             spliced = _splice(node, new, request, codec)
             if isinstance(spliced, list):
-                last = branches.last.get(agent)
-                back = last is not None and last is not node
+                fork = _aside(branches, node, agent)
                 return Plan(
-                    ids=spliced,
+                    new_ids=spliced,
                     parent=node,
-                    kept=len(node.ids()),
                     messages=tuple(new),
                     tools=tools,
-                    depth=len(request.messages) + 1,
-                    fork=Fork.EARLIER_CALL if back else None,
-                    detail=f"goes on from {node.call_id}" if back else "",
+                    fork=fork[0] if fork else None,
+                    detail=fork[1] if fork else "",
                 )
-            fork = (spliced, f"after {node.call_id}")
+            fork = spliced
     if agent not in branches.last:
         fork = None
     return Plan(
-        ids=codec.render(request.messages, request.tools),
+        new_ids=codec.render(request.messages, request.tools),
         parent=None,
-        kept=0,
         messages=tuple(request.messages),
         tools=tools,
-        depth=len(request.messages) + 1,
         fork=fork[0] if fork else None,
         detail=fork[1] if fork else "",
     )
 
 
-def _splice(node: Node, new: list[Message], request: ChatRequest, codec: Codec) -> list[int] | Fork:
-    """Ids that begin with those of ``node``, or why there are none."""
-    before = node.ids().tolist()
-    cut = len(before) - len(node.output_ids)
-    bridged = codec.bridge(before[:cut], before[cut:], new, request.tools)
+def encode_ids(ids: Sequence[int]) -> bytes:
+    """Ids as JSON: numbers with commas between."""
+    return orjson.dumps(ids)[1:-1]
+
+
+def _splice(
+    node: Node, new: list[Message], request: ChatRequest, codec: Codec
+) -> list[int] | tuple[Fork, str]:
+    """Ids behind those of ``node``, or why there are none.
+
+    A bridge looks at the turn that it closes, which begins in the newest part of the prompt: so it
+    is given that part only.
+    """
+    prompt, output = node.new_ids.tolist(), node.output_ids.tolist()
+    bridged = codec.bridge(prompt, output, new, request.tools)
     if bridged is None:
-        return Fork.BRIDGE_REFUSED
+        return Fork.BRIDGE_REFUSED, f"{codec.refusal(new)}, after {node.call_id}"
     # A bridge may close a turn that was cut off, but only behind what was sampled.
+    before = prompt + output
     if bridged[: len(before)] != before:
-        return Fork.PREFIX_BROKEN
-    return bridged
+        return Fork.PREFIX_BROKEN, f"after {node.call_id}"
+    return bridged[len(before) :]
+
+
+def _aside(branches: Branches, node: Node, agent: str) -> tuple[Fork, str] | None:
+    """Why a call that extends ``node`` does not extend the last call of its agent."""
+    if node.part:
+        return Fork.PART_KEPT, f"{len(node.output_ids)} ids of {node.call_id}"
+    last = branches.last.get(agent)
+    if last is not None and last is not node:
+        return Fork.EARLIER_CALL, f"goes on from {node.call_id}"
+    return None
 
 
 def _blocked(node: Node, new: list[Message], tools: str) -> tuple[Fork, str] | None:
@@ -225,5 +338,7 @@ def _unmatched(branches: Branches, messages: list[Message], agent: str) -> tuple
 
 
 def _begins(messages: list[Message], history: list[Message]) -> bool:
+    if messages[: len(history)] == history:
+        return True  # as this client spelled it before
     # From the end: that is where histories differ, so a wrong candidate is dropped at once.
     return all(same(messages[index], history[index]) for index in range(len(history) - 1, -1, -1))

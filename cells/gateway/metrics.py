@@ -39,6 +39,9 @@ class Metrics:
             ["reason"],
             **counter,
         )
+        self.resends = Counter(
+            "gyre_gateway_resends", "Requests answered by a call that was there.", **counter
+        )
         self.refused = Counter("gyre_gateway_refused", "Error answers.", ["status"], **counter)
         self.seconds = Histogram(
             "gyre_gateway_call_seconds",

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import queue
+import threading
 from array import array
 from typing import Any
 
-from cells.gateway.matching import Branches, Node
+from cells.gateway.forms import Finish, Reply, ToolCall, Usage
+from cells.gateway.matching import Branches, Node, cut_node
 from storage.journal import Journal, read_journal
 from storage.layout import RunLayout
 from storage.objects import MissingObjectError, Store
@@ -23,13 +27,19 @@ class SessionRecord(Record):
 
 
 class Turn(Record):
-    """The messages of a completed call: what its request added to its parent's history, and the
-    reply that was sent. Only the matching of later requests needs them; ids are in the call."""
+    """The messages of a call: what its request added to its parent's history, and the reply, or
+    what was sent of it. Only the matching of later requests needs them; ids are in the call."""
 
     call_id: str
     messages: tuple[dict[str, Any], ...]
     reply: dict[str, Any]
     tools: str
+    request: str = ""
+    """Name that equal requests share."""
+    kept_text: str | None = None
+    """What its client kept of the parent's answer, where that is not all."""
+    prompt_tokens: int = 0
+    stop_text: str | None = None
 
 
 class ExecutionLog:
@@ -53,9 +63,9 @@ class ExecutionLog:
     def write_session(self, record: SessionRecord) -> None:
         self._store.write_record(self._session_key, record)
 
-    def append(self, call: Call, turn: Turn | None) -> None:
-        """Keep a call. The turn goes first: a turn without its call is ignored, but a call without
-        its turn could not be gone on from.
+    def append(self, call: bytes, turn: bytes | None) -> None:
+        """Keep an encoded call. The turn goes first: a turn without its call is ignored, but a call
+        without its turn could not be gone on from.
 
         Raises:
             StorageError: the store is full or refuses.
@@ -64,8 +74,8 @@ class ExecutionLog:
             self._calls = Journal(self._store, self._calls_prefix)
             self._turns = Journal(self._store, self._turns_prefix)
         if turn is not None:
-            self._turns.append([encode(turn)])
-        self._calls.append([encode(call)])
+            self._turns.append([turn])
+        self._calls.append([call])
 
     def close(self) -> None:
         for journal in (self._calls, self._turns):
@@ -86,26 +96,132 @@ class ExecutionLog:
         return [(call, by_call.get(call.call_id)) for call in calls]
 
 
+class Recorder:
+    """One thread that writes for all executions: while it writes, what comes in becomes its next
+    batch, and the event loop is woken once for each batch."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiting: queue.SimpleQueue[_Line | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+
+    async def append(self, log: ExecutionLog, call: Call, turn: Turn | None) -> None:
+        """Keep a call; when this returns, it survives this process.
+
+        Raises:
+            StorageError: the store is full or refuses.
+        """
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._thread.start()
+        done = self._loop.create_future()
+        lines = encode(call), encode(turn) if turn is not None else None
+        self._waiting.put((log, *lines, done))
+        await asyncio.shield(done)  # whoever stops waiting does not stop the writing
+
+    async def close(self) -> None:
+        """Write what is left."""
+        if self._loop is not None:
+            self._waiting.put(None)
+            await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        while (line := self._waiting.get()) is not None:
+            batch = [line]
+            while not self._waiting.empty() and (line := self._waiting.get()) is not None:
+                batch.append(line)
+            outcomes = [(done, _written(log, call, turn)) for log, call, turn, done in batch]
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(_tell, outcomes)
+            if line is None:
+                return
+
+
+_Line = tuple[ExecutionLog, bytes, bytes | None, "asyncio.Future[None]"]
+
+
+def _written(log: ExecutionLog, call: bytes, turn: bytes | None) -> Exception | None:
+    try:
+        log.append(call, turn)
+    except Exception as error:  # noqa: BLE001  (whoever waits gets it)
+        return error
+    return None
+
+
+def _tell(outcomes: list[tuple[asyncio.Future[None], Exception | None]]) -> None:
+    for done, error in outcomes:
+        if done.done():
+            continue
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+
 def rebuild(recorded: list[tuple[Call, Turn | None]]) -> Branches:
     """The tree of calls as it was when the last of them was recorded."""
     branches = Branches()
     nodes: dict[str, Node] = {}
     for call, turn in recorded:  # a call always follows the one that it goes on from
-        if turn is None or call.status is not CallStatus.COMPLETE:
+        if turn is None:
             continue
         parent = nodes[call.parent] if call.parent is not None else None
-        node = Node(
-            call_id=call.call_id,
-            agent=call.agent,
-            parent=parent,
-            kept=call.kept,
-            new_ids=array("i", call.new_ids),
-            output_ids=array("i", call.output_ids),
-            messages=turn.messages,
-            reply=turn.reply,
-            tools=turn.tools,
-            depth=(parent.depth if parent else 0) + len(turn.messages) + 1,
-        )
+        if parent is not None and turn.kept_text is not None:
+            prompt = parent.length - len(parent.output_ids)
+            kept = {"role": "assistant", "content": turn.kept_text}
+            parent = cut_node(parent, call.kept - prompt, kept)
+        node = make_node(call, turn, parent)
         nodes[call.call_id] = node
-        branches.add(node)
+        if call.status is CallStatus.COMPLETE:
+            branches.add(node)
+        else:
+            branches.add_abandoned(node)
     return branches
+
+
+def make_node(call: Call, turn: Turn, parent: Node | None) -> Node:
+    """The place of a recorded call in the tree."""
+    return Node(
+        call_id=call.call_id,
+        agent=call.agent,
+        parent=parent,
+        kept=call.kept,
+        new_ids=array("i", call.new_ids),
+        output_ids=array("i", call.output_ids),
+        messages=turn.messages,
+        reply=turn.reply,
+        tools=turn.tools,
+        depth=(parent.depth if parent else 0) + len(turn.messages) + 1,
+        length=call.kept + len(call.new_ids) + len(call.output_ids),
+    )
+
+
+def unsettled(recorded: list[tuple[Call, Turn | None]]) -> list[tuple[Call, Turn]]:
+    """Answers that nobody knows to be delivered: no later call of their agent began after them."""
+    begun: dict[str, float] = {}
+    for call, _ in recorded:
+        begun[call.agent] = max(begun.get(call.agent, 0.0), call.started_at)
+    return [
+        (call, turn)
+        for call, turn in recorded
+        if turn is not None
+        and call.status is CallStatus.COMPLETE
+        and begun[call.agent] < call.started_at + call.seconds
+    ]
+
+
+def recorded_reply(call: Call, turn: Turn) -> Reply:
+    """The answer of a recorded call."""
+    calls = turn.reply.get("tool_calls", ())
+    return Reply(
+        message_id=f"chatcmpl-{call.call_id}",
+        content=turn.reply["content"],
+        reasoning=turn.reply.get("reasoning_content"),
+        tool_calls=tuple(
+            ToolCall(one["id"], one["function"]["name"], one["function"]["arguments"])
+            for one in calls
+        ),
+        finish=Finish(call.finish_reason),
+        usage=Usage(turn.prompt_tokens, call.cached_tokens, len(call.output_ids)),
+        stop_text=turn.stop_text,
+    )

@@ -16,8 +16,10 @@ from cells.gateway.admin import AdminRoutes
 from cells.gateway.calls import Services
 from cells.gateway.codec import Codec, load_codec
 from cells.gateway.engine import Engine
+from cells.gateway.intake import Intake
 from cells.gateway.metrics import Metrics
 from cells.gateway.public import PublicRoutes
+from cells.gateway.recording import Recorder
 from cells.gateway.routing import Places
 from cells.gateway.sessions import Sessions
 from configs.run import RunConfig
@@ -48,20 +50,27 @@ class Gateway:
         places = Places()
         self._metrics = Metrics(places)
         self._engine = Engine()
+        self._recorder = Recorder()
         self._sessions = Sessions(store, layout, places)
         services = Services(
             codec=codec,
             engine=self._engine,
+            recorder=self._recorder,
             places=places,
             metrics=self._metrics,
             context=config.model.context,
             call_limit_s=config.gateway.call_limit_s,
         )
-        public = PublicRoutes(
+        intake = Intake(
             services,
+            calls_limit=config.gateway.calls_per_execution,
+            total_limit=config.gateway.calls,
+        )
+        public = PublicRoutes(
+            intake,
+            self._metrics,
             self._sessions,
             body_limit=int(config.gateway.body_limit_mb * 1e6),
-            calls_limit=config.gateway.calls_per_execution,
         )
         admin = AdminRoutes(self._sessions, places, self._metrics, self._authorised)
         self.daemon = Daemon(
@@ -87,6 +96,7 @@ class Gateway:
         if self._lag is not None:
             self._lag.cancel()
         await self._sessions.close()
+        await self._recorder.close()
         await self._engine.close()
 
 

@@ -12,9 +12,17 @@ from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from cells.gateway.forms import RefusedError
-from cells.gateway.matching import Branches
-from cells.gateway.recording import ExecutionLog, SessionRecord, rebuild
+from cells.gateway.canonical import tools_key
+from cells.gateway.forms import RefusedError, Tool
+from cells.gateway.recording import (
+    ExecutionLog,
+    SessionRecord,
+    Turn,
+    rebuild,
+    recorded_reply,
+    unsettled,
+)
+from cells.gateway.resends import Resends
 from cells.gateway.routing import Places
 from storage.layout import RunLayout
 from storage.objects import Store
@@ -62,18 +70,21 @@ class Session:
         self,
         record: SessionRecord,
         log: ExecutionLog,
-        branches: Branches,
-        recorded: list[Call],
+        recorded: list[tuple[Call, Turn | None]],
     ) -> None:
+        calls = [call for call, _ in recorded]
         self.record = record
         self.log = log
-        self.branches = branches
-        self.calls = len(recorded)
+        self.branches = rebuild(recorded)
+        self.calls = len(calls)
         """Recorded calls."""
-        self.clock = WaitClock(sum(call.waited_s for call in recorded))
+        self.clock = WaitClock(sum(call.waited_s for call in calls))
         self.running: dict[Abandonable, asyncio.Task[object]] = {}
         self.closing = False
-        self._arrived = max((call.index + 1 for call in recorded), default=0)
+        self.resends = Resends()
+        self._arrived = max((call.index + 1 for call in calls), default=0)
+        self._tools: tuple[list[Tool], str] = [], ""
+        self._unsettled = unsettled(recorded)
 
     @property
     def execution_id(self) -> str:
@@ -85,6 +96,24 @@ class Session:
         index = self._arrived
         self._arrived += 1
         return f"{self.execution_id}-c{index:04d}-{secrets.token_hex(3)}", index
+
+    def restore(self) -> None:
+        """Keep recorded answers for clients that may ask again; runs in the event loop."""
+        for call, turn in self._unsettled:
+            self.resends.restore(call.agent, turn.request, call.call_id, recorded_reply(call, turn))
+        self._unsettled = []
+
+    def tools_key(self, tools: list[Tool]) -> str:
+        """The name of these tools; they are mostly those of the last request.
+
+        Raises:
+            ValueError: they are nested too deeply.
+        """
+        known, key = self._tools
+        if tools != known:
+            key = tools_key(tools)
+            self._tools = tools, key
+        return key
 
     def check(self, key: str) -> None:
         """Refuse a wrong key.
@@ -171,6 +200,7 @@ class Sessions:
             session = self.open.get(execution_id)
             if session is None:
                 session = await asyncio.to_thread(self._load, execution_id, temperature, version)
+                session.restore()
                 self.open[execution_id] = session
                 self.closed.pop(execution_id, None)
             return session
@@ -217,8 +247,7 @@ class Sessions:
         )
         if record != known:
             log.write_session(record)
-        recorded = log.read() if known else []
-        return Session(record, log, rebuild(recorded), [call for call, _ in recorded])
+        return Session(record, log, log.read() if known else [])
 
 
 async def _stop(session: Session, why: RefusedError) -> None:

@@ -1,4 +1,10 @@
-"""Text for a client while the output is still growing."""
+"""Text for a client while the output is still growing.
+
+Reading the whole output again for every token would cost its square. Where the policy's thinking
+and tool calls are marked by tokens of their own, text between two marks only grows: what a mark
+opens is read once, and then each token once. Elsewhere the whole is read again at growing
+distances, which costs a constant factor.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +13,27 @@ from collections.abc import Callable, Sequence
 from cells.gateway.codec import Codec
 from cells.gateway.forms import Tool
 
-FIELDS = ("reasoning_content", "content")
+THINKING, CONTENT = FIELDS = ("reasoning_content", "content")
+_BROKEN = "\ufffd"
+_BROKEN_IDS = 8
+"""More ids than a character can take: what still does not decode never will."""
 
 
-def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
-    """The text before the first stop text, and whether there was one. The ids of a stop text were
+def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
+    """The text before the first stop text, and which that was, if any. The ids of a stop text were
     sampled and stay recorded; the client does not see it."""
-    found = [position for stop in stops if (position := text.find(stop)) >= 0]
-    return (text[: min(found)].rstrip(), True) if found else (text, False)
+    found = [(position, stop) for stop in stops if (position := text.find(stop)) >= 0]
+    if not found:
+        return text, None
+    position, stop = min(found)
+    return text[:position].rstrip(), stop
 
 
 class TextStream:
     """Sends text as soon as nothing that follows can change it.
 
     Args:
+        prompt: ids that the output follows; the newest part will do.
         emit: called with ``reasoning_content`` or ``content`` and more of its text.
     """
 
@@ -38,32 +51,100 @@ class TextStream:
         self._stops = stops
         self._hold = max((len(stop) for stop in stops), default=1) - 1
         self._emit = emit
-        self._next = 1
-        self.sent = dict.fromkeys(FIELDS, "")
+        self._ids: list[int] = []
+        self._read = 0
+        """Ids of which the text is taken."""
+        self._due = 1
+        self._open: str | None = None
+        """The field that grows now; None where text goes nowhere, as inside a tool call."""
+        self._held = dict.fromkeys(FIELDS, "")
+        self._sent: dict[str, list[str]] = {field: [] for field in FIELDS}
+        self._stopped = False
+
+    @property
+    def sent(self) -> tuple[str, str]:
+        """Thinking and content as they were sent."""
+        return "".join(self._sent[THINKING]), "".join(self._sent[CONTENT])
 
     def feed(self, ids: list[int]) -> None:
-        """Take all output ids so far. Steps grow with the output, so that reading it over and over
-        costs a constant factor only."""
-        if len(ids) < self._next:
-            return
-        self._next = len(ids) + max(4, len(ids) // 16)
-        parsed = self._codec.parse(ids, self._prompt, self._tools, final=False)
-        content, stopped = cut_at_stop(parsed.content, self._stops)
-        if not stopped and self._hold:
-            content = content[: -self._hold]
-        for field, text in zip(FIELDS, (parsed.reasoning or "", content), strict=True):
-            # Edges may still be trimmed, and half a character decodes to a replacement.
-            self._advance(field, text.strip().rstrip("\ufffd").rstrip())
+        """Take more output ids."""
+        marked = not self._ids or not self._codec.marks.isdisjoint(ids)
+        self._ids += ids
+        if not self._codec.marks_show:
+            self._read_again()
+        elif marked:
+            self._pass_mark()
+        else:
+            self._grow()
 
     def finish(self, reasoning: str, content: str) -> tuple[str, str]:
         """Send the rest, and return both texts as they were delivered: where the whole output reads
         differently from its parts, what was sent stands."""
         for field, text in zip(FIELDS, (reasoning, content), strict=True):
             self._advance(field, text)
-        return self.sent["reasoning_content"], self.sent["content"]
+        return self.sent
+
+    def _pass_mark(self) -> None:
+        """Take what came before the newest mark, and see which field is open behind it."""
+        start = len(self._ids)
+        while start and self._ids[start - 1] not in self._codec.marks:
+            start -= 1
+        if start and start >= self._due:
+            parsed = self._codec.parse(self._ids[:start], self._prompt, self._tools, final=False)
+            self._advance(THINKING, (parsed.reasoning or "").strip())
+            self._advance(CONTENT, self._settled(parsed.content.strip()))
+        elif start:
+            self._open = None  # marks upon marks: nothing is said until their number has grown
+            self._read = len(self._ids)
+            return
+        self._due = start + start // 16
+        self._open = self._codec.open_field(self._ids[:start], self._prompt, self._tools)
+        self._read = start
+        self._held = dict.fromkeys(FIELDS, "")
+        self._grow()
+
+    def _grow(self) -> None:
+        field = self._open
+        if field is None or (field == CONTENT and self._stopped):
+            self._read = len(self._ids)
+            return
+        text = self._codec.decode(self._ids[self._read :])
+        if text.endswith(_BROKEN) and len(self._ids) - self._read < _BROKEN_IDS:
+            return
+        self._read = len(self._ids)
+        text = self._held[field] + text
+        if not self._sent[field]:
+            text = text.lstrip()
+        ready = self._settled(text) if field == CONTENT else text
+        ready = ready.rstrip()
+        self._held[field] = text[len(ready) :]
+        self._send(field, ready)
+
+    def _read_again(self) -> None:
+        if len(self._ids) < self._due:
+            return
+        self._due = len(self._ids) + max(4, len(self._ids) // 16)
+        parsed = self._codec.parse(self._ids, self._prompt, self._tools, final=False)
+        self._advance(THINKING, _edge(parsed.reasoning or ""))
+        self._advance(CONTENT, _edge(self._settled(parsed.content)))
+
+    def _settled(self, content: str) -> str:
+        """The part of the content that no stop text can begin in."""
+        content, stop = cut_at_stop(content, self._stops)
+        self._stopped = self._stopped or stop is not None
+        return content if stop or not self._hold else content[: -self._hold]
 
     def _advance(self, field: str, text: str) -> None:
-        sent = self.sent[field]
+        sent = "".join(self._sent[field])
         if len(text) > len(sent) and text.startswith(sent):
-            self._emit(field, text[len(sent) :])
-            self.sent[field] = text
+            self._send(field, text[len(sent) :])
+
+    def _send(self, field: str, text: str) -> None:
+        if text:
+            self._emit(field, text)
+            self._sent[field].append(text)
+
+
+def _edge(text: str) -> str:
+    """Edges may still be trimmed, and half a character decodes to a replacement."""
+    return text.strip().rstrip(_BROKEN).rstrip()

@@ -187,7 +187,7 @@ async def test_refusals_are_in_openai_form(make_bench, engine, script, say) -> N
         )
         await asyncio.wait_for(engine.reached.wait(), LIMIT_S)
         busy = await bench.http.post(url, headers=good, json=chat)
-        assert busy.status_code == 429 and busy.headers["retry-after"] == "1"
+        assert busy.status_code == 503 and busy.headers["retry-after"] == "1"
         engine.release.set()
         assert (await running).status_code == 200
 

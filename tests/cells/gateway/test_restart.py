@@ -76,7 +76,7 @@ async def test_a_torn_line_is_no_call(make_bench, engine, script, say) -> None:
     async with make_bench() as bench:
         await bench.cell("a", engine)
         execution = await bench.open()
-        await execution.reply(HELLO)
+        await execution.reply([{"role": "user", "content": "more"}])
         assert [call.index for call in bench.calls()] == [0, 1]
 
 

@@ -86,11 +86,11 @@ class GatewayModel:
     def __call__(self, messages, tools, *, agent, call):
         request = ChatRequest("policy", list(messages), tools, Sampling(), False, False)
         node = self.branches.match(request.messages, agent)
-        plan = plan_call(self.branches, node, request, agent, self.codec)
+        plan = plan_call(self.branches, node, request, agent, "", self.codec)
         assert node is None or plan.fork is None
         said = self.script.summary(agent) if call == "summary" else self.script.turn(agent)
         output = tokenizer().encode(said + "<|im_end|>", add_special_tokens=False)
-        parsed = self.codec.parse(output, plan.ids, tools)
+        parsed = self.codec.parse(output, plan.new_ids, tools)
         self.calls += 1
         reply = {"role": "assistant", "content": parsed.content}
         if parsed.calls:
@@ -107,19 +107,20 @@ class GatewayModel:
             agent=agent,
             parent=plan.parent,
             kept=plan.kept,
-            new_ids=array("i", plan.ids[plan.kept :]),
+            new_ids=array("i", plan.new_ids),
             output_ids=array("i", output),
             messages=plan.messages,
             reply=reply,
             tools=plan.tools,
             depth=plan.depth,
+            length=plan.tokens + len(output),
         )
         if plan.parent in self.leaves:
             self.leaves[self.leaves.index(plan.parent)] = new
         else:
             self.leaves.append(new)
         self.branches.add(new)
-        return loop.Reply(reply, len(plan.ids) + len(output))
+        return loop.Reply(reply, plan.tokens + len(output))
 
 
 @settings(max_examples=15, deadline=None)
