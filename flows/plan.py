@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from hashlib import blake2b
-
 from storage.layout import query_id
 from storage.records import QueryPlan, Split, StepPlan
 from storage.run import Run
-from tasks.problems.source import make_source
+from tasks.problems.source import make_source, step_problems
 
 
 def step_plan(run: Run, step: int, policy_version: int) -> StepPlan:
@@ -16,7 +14,7 @@ def step_plan(run: Run, step: int, policy_version: int) -> StepPlan:
     if not run.store.exists(key):
         source = make_source(run.config.problems)
         count = run.config.rollout.queries
-        problems = source.ids(Split.TRAIN, count, _seed(run, f"step {step}"))
+        problems = step_problems(source, step, count, run.config.seed)
         queries = tuple(
             QueryPlan(
                 query_id=query_id(step, index),
@@ -29,8 +27,3 @@ def step_plan(run: Run, step: int, policy_version: int) -> StepPlan:
         plan = StepPlan(step=step, policy_version=policy_version, queries=queries)
         run.store.write_record_once(key, plan)
     return run.store.read_record(key, StepPlan)
-
-
-def _seed(run: Run, purpose: str) -> int:
-    digest = blake2b(f"{run.config.seed}/{purpose}".encode(), digest_size=4).digest()
-    return int.from_bytes(digest) >> 1

@@ -7,7 +7,8 @@ process, it can only make it answer something else, and right answers are all th
 
 In, a Python literal per line: ``("load", path)`` or ``("call", path, function, [[...], ...])``.
 Out, JSON per line: ``{"ready": true}`` at the start, then for each line in ``{"values": [...]}`` or
-``{"error": "<Type>"}``.
+``{"error": "<Type>"}``. A tuple, set or dictionary is ``{"tuple": [...]}``, ``{"set": [...]}`` or
+``{"dict": [[key, value], ...]}``.
 """
 
 import os
@@ -45,6 +46,12 @@ def encoded(value: object) -> str:
         return float.__repr__(value)
     if isinstance(value, list):
         return "[" + ", ".join([encoded(item) for item in value]) + "]"
+    if isinstance(value, tuple):
+        return '{"tuple": ' + encoded(list(value)) + "}"
+    if isinstance(value, dict):
+        return '{"dict": ' + encoded([[key, item] for key, item in value.items()]) + "}"
+    if isinstance(value, set | frozenset):
+        return '{"set": ' + encoded(list(value)) + "}"
     raise TypeError
 
 

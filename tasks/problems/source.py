@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from configs.problems import ProblemsConfig
+from configs.problems import MIXTURE, ProblemsConfig
 from storage.records import Split
-from tasks.problems.evaluation import EvaluationLimits, EvaluatorError, TestReport
+from tasks.problems.evaluation import (
+    BARE,
+    Enclosure,
+    EvaluationLimits,
+    EvaluatorError,
+    TestReport,
+)
 
-BUILT_IN = {"specrepo": "tasks.problems.specrepo.source:SpecRepo"}
+BUILT_IN = {
+    "specrepo": "tasks.problems.specrepo.source:SpecRepo",
+    "humaneval": "tasks.problems.humaneval:HumanEval",
+    "harbor": "tasks.problems.harbor.source:Harbor",
+    "nl2repo": "tasks.problems.nl2repo.source:NL2Repo",
+    MIXTURE: "tasks.problems.mixture:Mixture",
+}
 
 
 class ProblemSourceError(ValueError):
@@ -27,10 +40,16 @@ class Problem:
     split: Split
     instruction: str
     """The first user message."""
-    files: Mapping[str, str]
-    """Workspace template: relative path to text."""
-    tool_delay_s: float
+    files: Mapping[str, str | bytes]
+    """Workspace template: relative path to content."""
+    tool_delay_s: float = 0.0
     """Seconds that a slow tool adds to each command the agent runs; 0 for a fast one."""
+    executable: frozenset[str] = frozenset()
+    """Those of ``files`` that may be executed."""
+    workdir: str | None = None
+    """Absolute path at which the workspace has to be seen; None where it does not matter."""
+    limit_s: float | None = None
+    """The task's own time limit of an execution; rollout.limit_s stays the longest."""
 
 
 @runtime_checkable
@@ -57,19 +76,76 @@ class ProblemSource(Protocol):
         problem: Problem,
         workspace: Path,
         limits: EvaluationLimits,
-        command_prefix: Sequence[str] = (),
+        enclosure: Enclosure = BARE,
     ) -> TestReport:
         """Run the hidden tests on a workspace.
 
         Args:
             workspace: the frozen copy; may be changed by the tests.
-            command_prefix: argv of a sandbox, in front of the command that runs the agent's code.
-                Its working folder must be the workspace.
+            enclosure: the sandbox of every command that runs the agent's code.
 
         Raises:
             EvaluatorError: our side failed. A hang or crash of the agent's code is a failed test.
         """
         ...
+
+
+@runtime_checkable
+class SteppedSource(Protocol):
+    """A source that decides itself which problems a step trains on, so that none comes again
+    before all others came. Others give the first ids of a seed of the step."""
+
+    def step_ids(self, step: int, count: int, seed: int) -> list[str]:
+        """The problems of ``step`` when every step takes ``count``; fixed by the arguments."""
+        ...
+
+
+def step_problems(source: ProblemSource, step: int, count: int, seed: int) -> list[str]:
+    """Ids of the problems that a step trains on; fixed by the arguments.
+
+    Args:
+        seed: of the run.
+
+    Raises:
+        ProblemSourceError: nothing may be trained on.
+    """
+    if isinstance(source, SteppedSource):
+        return source.step_ids(step, count, seed)
+    return source.ids(Split.TRAIN, count, step_seed(seed, step))
+
+
+def step_seed(seed: int, step: int) -> int:
+    """Seed of a step's problems."""
+    digest = blake2b(f"{seed}/step {step}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest) >> 1
+
+
+def furnish(problem: Problem, workspace: Path) -> None:
+    """Make the workspace that an execution starts in.
+
+    Raises:
+        ProblemSourceError: a file of the problem lies outside.
+    """
+    workspace.mkdir(parents=True, mode=0o700)
+    furnish_files(problem, workspace)
+
+
+def furnish_files(problem: Problem, workspace: Path) -> None:
+    """Write a problem's files into a folder that is there.
+
+    Raises:
+        ProblemSourceError: a file of the problem lies outside.
+    """
+    for name, content in problem.files.items():
+        path = workspace / name
+        if Path(name).is_absolute() or ".." in path.parts:
+            raise ProblemSourceError(
+                f"{problem.problem_id}: file {name!r} lies outside of the workspace"
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        if name in problem.executable:
+            path.chmod(0o755)
 
 
 def make_source(config: ProblemsConfig) -> ProblemSource:
@@ -106,12 +182,19 @@ def make_source(config: ProblemsConfig) -> ProblemSource:
 
 
 __all__ = [
+    "BARE",
     "BUILT_IN",
+    "Enclosure",
     "EvaluationLimits",
     "EvaluatorError",
     "Problem",
     "ProblemSource",
     "ProblemSourceError",
+    "SteppedSource",
     "TestReport",
+    "furnish",
+    "furnish_files",
     "make_source",
+    "step_problems",
+    "step_seed",
 ]

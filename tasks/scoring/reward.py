@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable
 from pathlib import Path
 
 from tasks.problems.source import EvaluatorError, Problem, TestReport
+from tasks.scoring.importing import import_function
 
 Reward = Callable[[Problem, TestReport, Path], float]
 
 
 def make_reward(path: str | None) -> Reward:
-    """The reward function at an import path ``module:function``; without one the share of tests
-    that pass.
+    """The reward function at an import path ``module:function``; without one ``share_of_tests``.
 
     Raises:
         EvaluatorError: no such function.
     """
     if path is None:
         return share_of_tests
-    module_name, _, name = path.partition(":")
-    try:
-        function: object = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise EvaluatorError(
-            f"problems.reward {path!r}: give an import path module:function; {error}"
-        ) from error
-    if not callable(function):
-        raise EvaluatorError(f"problems.reward {path!r}: not a function")
-    own: Reward = function
+    own: Reward = import_function("problems.reward", path)
     return own
 
 
 def share_of_tests(problem: Problem, tests: TestReport, workspace: Path) -> float:
-    """Passed tests divided by all tests."""
-    return tests.passed / tests.total
+    """The reward of a format that defines one; otherwise passed tests divided by all tests."""
+    return tests.passed / tests.total if tests.reward is None else tests.reward
 
 
 def reward_of(reward: Reward, problem: Problem, tests: TestReport, workspace: Path) -> float:

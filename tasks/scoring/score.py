@@ -28,12 +28,25 @@ from tasks.problems.source import (
     TestReport,
     make_source,
 )
-from tasks.rollout.sandboxes.sandbox import Room, Sandbox, SandboxError, make_sandbox
+from tasks.rollout.sandboxes.sandbox import Sandbox, SandboxError, make_sandbox
 from tasks.rollout.snapshot import SnapshotError, remove_tree, thaw
+from tasks.scoring.enclosure import RoomEnclosure
+from tasks.scoring.evaluator import make_evaluator
 from tasks.scoring.reward import make_reward, reward_of
 from tasks.scoring.verdicts import add_verdict, newest_verdict
 
 _LOG_CHARS = 4000
+_REASONS: dict[type[Exception], str] = {
+    StorageError: "storage",
+    RecordError: "storage",
+    SnapshotError: "workspace",
+    SandboxError: "sandbox",
+    ProblemSourceError: "problem",
+    OSError: "machine",
+    MemoryError: "machine",
+}
+"""What failed on our side, as a word to count exclusions by. Others are the evaluator's own."""
+_OURS: tuple[type[Exception], ...] = (EvaluatorError, *_REASONS)
 
 
 def score(
@@ -57,7 +70,8 @@ def score(
             at it.
 
     Raises:
-        EvaluatorError: our side failed. Try again later; after the last try call ``exclude``.
+        EvaluatorError: our side failed, and its ``reason`` says in what. Try again later; after the
+            last try call ``exclude`` with it.
     """
     try:
         known = newest_verdict(store, layout, execution)
@@ -73,8 +87,8 @@ def score(
         verdict = _evaluated(store, config, result, problem_id)
         seconds = time.monotonic() - started
         return add_verdict(store, layout, execution, result.query_id, verdict, seconds)
-    except (StorageError, RecordError, SnapshotError, SandboxError, ProblemSourceError) as error:
-        raise EvaluatorError(f"{execution}: {type(error).__name__}: {error}") from error
+    except tuple(_REASONS) as error:
+        raise _failure(execution, error) from error
 
 
 def exclude(
@@ -83,7 +97,7 @@ def exclude(
     """Record that an execution has no reward, because our side failed.
 
     Args:
-        reason: a word that can be counted, for example ``evaluator``.
+        reason: a word that can be counted: ``host_failed``, or the ``reason`` of the error.
 
     Raises:
         StorageError: the store is full or refuses.
@@ -98,16 +112,18 @@ def _evaluated(store: Store, config: RunConfig, result: ExecutionResult, problem
         raise EvaluatorError(f"{result.execution_id}: it left no workspace")
     source = _source(config.problems)
     problem = source.load(problem_id)
+    own = config.problems.evaluator
+    evaluate = make_evaluator(own) if own else source.evaluate
     folder = Path(tempfile.mkdtemp(prefix="gyre-evaluation-"))
     try:
-        room = Room(folder.resolve(), network=False)
-        data = store.read(result.workspace_key)
-        thaw(data, room.workspace, int(config.rollout.workspace_limit_mb * 1e6))
         limits = EvaluationLimits(config.scoring.limit_s, config.scoring.memory_mb)
-        prefix = _sandbox(config.rollout.sandbox).prefix(room)
-        tests = _checked(source.evaluate(problem, room.workspace, limits, prefix))
-        reward = reward_of(make_reward(config.problems.reward), problem, tests, room.workspace)
-    except (EvaluatorError, StorageError, SnapshotError, SandboxError):
+        enclosure = RoomEnclosure(_sandbox(config.rollout.sandbox), folder.resolve())
+        workspace = enclosure.room.workspace
+        data = store.read(result.workspace_key)
+        thaw(data, workspace, int(config.rollout.workspace_limit_mb * 1e6))
+        tests = _checked(evaluate(problem, workspace, limits, enclosure))
+        reward = reward_of(make_reward(config.problems.reward), problem, tests, workspace)
+    except _OURS:
         raise
     except Exception as error:
         raise EvaluatorError(
@@ -123,6 +139,12 @@ def _evaluated(store: Store, config: RunConfig, result: ExecutionResult, problem
         tests_total=tests.total,
         log=_log(tests),
     )
+
+
+def _failure(execution: str, error: Exception) -> EvaluatorError:
+    failure = EvaluatorError(f"{execution}: {type(error).__name__}: {error}")
+    failure.reason = next(word for kind, word in _REASONS.items() if isinstance(error, kind))
+    return failure
 
 
 def _checked(tests: TestReport) -> TestReport:

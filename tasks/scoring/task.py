@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache
 
 from prefect import task
@@ -12,10 +13,11 @@ from prefect.runtime import task_run
 
 from cells.board import Board
 from storage.layout import execution_id
-from storage.records import QueryPlan
+from storage.objects import StorageError
+from storage.records import QueryPlan, RecordError
 from storage.run import Run, open_run
 from tasks.problems.source import EvaluatorError
-from tasks.scoring.score import score
+from tasks.scoring.score import exclude, score
 
 _SHOWN = 4
 """Failures whose texts go into the task's error; the others are counted."""
@@ -36,8 +38,8 @@ def score_executions(
 
     Raises:
         EvaluatorError: our side failed for some; the others have their verdicts. When the retries
-            are spent the task stays failed and those are left out of training; a later retry of
-            the flow scores them again.
+            are spent the task stays failed and those are recorded as excluded, with the reason; a
+            later retry of the flow scores them again.
     """
     run = open_run(root, run_id)
     attempt = task_run.run_count - 1
@@ -72,8 +74,17 @@ def _failure(run: Run, query: QueryPlan, execution: str, attempt: int, board: Bo
         try:
             score(run.store, run.layout, run.config, execution, query.problem_id, attempt=attempt)
         except EvaluatorError as error:
+            if attempt >= run.config.scoring.retries:
+                give_up(run, execution, query.query_id, error)
             return str(error)
     return None
+
+
+def give_up(run: Run, execution: str, query: str, error: EvaluatorError) -> None:
+    """Record that an execution has no reward. Where even that fails, it has no verdict, which
+    leaves it out as well."""
+    with suppress(StorageError, RecordError):
+        exclude(run.store, run.layout, execution, query, error.reason, str(error))
 
 
 @lru_cache(maxsize=8)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from pathlib import Path
 
-from tasks.problems.evaluation import EvaluationLimits, TestReport
+from tasks.problems.evaluation import BARE, Enclosure, EvaluationLimits, TestReport
 from tasks.problems.specrepo.specification import Function, Specification
 from tasks.problems.subject import OutOfTimeError, Subject, SubjectError
 
@@ -27,15 +25,15 @@ def check(subject: Subject, path: str, function: Function) -> None:
         inputs, values, function.operation.expected(function.constant), strict=True
     ):
         # As text, because 1 == 1.0 == True.
-        if json.dumps(value) != json.dumps(right):
-            raise WrongValueError(f"{given} gives {json.dumps(value)[:60]}")
+        if repr(value) != repr(right):
+            raise WrongValueError(f"{given} gives {repr(value)[:60]}")
 
 
 def run_light(
     specification: Specification,
     workspace: Path,
     limits: EvaluationLimits,
-    command_prefix: Sequence[str] = (),
+    enclosure: Enclosure = BARE,
 ) -> TestReport:
     """Test every function of a package.
 
@@ -45,7 +43,7 @@ def run_light(
     lines: list[str] = []
     passed = 0
     timed_out = False
-    with Subject(workspace, limits, command_prefix) as subject:
+    with Subject(workspace, limits, enclosure) as subject:
         for file in specification.files:
             for function in file.functions:
                 try:

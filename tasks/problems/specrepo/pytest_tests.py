@@ -6,20 +6,22 @@ imports it, so no code under test can reach the reporting.
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from xml.etree import ElementTree
 
 import orjson
 
-from tasks.problems.evaluation import EvaluationLimits, EvaluatorError, TestReport
+from tasks.problems.command import run_command
+from tasks.problems.evaluation import (
+    BARE,
+    Enclosure,
+    EvaluationLimits,
+    EvaluatorError,
+    TestReport,
+)
+from tasks.problems.pytest_report import PytestReport
 from tasks.problems.specrepo.specification import Specification
 from tasks.problems.subject import OutOfTimeError
 
@@ -30,20 +32,22 @@ _PROJECT = Path(__file__).parents[3]
 
 _CONFTEST = """\
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
-from tasks.problems.evaluation import EvaluationLimits, EvaluatorError
-from tasks.problems.subject import OutOfTimeError, Subject
-
 SETUP = json.loads(Path(__file__).with_name("setup.json").read_text())
+sys.path.insert(0, SETUP["project"])
+
+from tasks.problems.evaluation import Bare, EvaluationLimits, EvaluatorError
+from tasks.problems.subject import OutOfTimeError, Subject
 
 
 @pytest.fixture(scope="session")
 def subject():
     limits = EvaluationLimits(**SETUP["limits"])
-    with Subject(Path(SETUP["workspace"]), limits, SETUP["command_prefix"]) as subject:
+    with Subject(Path(SETUP["workspace"]), limits, Bare(*SETUP["enclosure"])) as subject:
         yield subject
 
 
@@ -61,7 +65,7 @@ _TEST = """\
 
 def test_{name}(subject):
     values = subject.call({path!r}, {name!r}, {arguments})
-    assert [json.dumps(value) for value in values] == {expected}
+    assert [repr(value) for value in values] == {expected}
 """
 
 
@@ -69,7 +73,7 @@ def run_pytest(
     specification: Specification,
     workspace: Path,
     limits: EvaluationLimits,
-    command_prefix: Sequence[str] = (),
+    enclosure: Enclosure = BARE,
 ) -> TestReport:
     """Test every function of a package.
 
@@ -77,74 +81,48 @@ def run_pytest(
         EvaluatorError: pytest did not end or left no report.
     """
     with tempfile.TemporaryDirectory(prefix="gyre-tests-") as folder:
-        tests = Path(folder)
+        tests = Path(folder) / "tests"
+        tests.mkdir()
         setup = {
             "workspace": str(workspace.resolve()),
             "limits": asdict(limits),
-            "command_prefix": list(command_prefix),
+            "enclosure": [enclosure.prefix(), enclosure.ends_all],
+            "project": str(_PROJECT),
         }
         (tests / "setup.json").write_bytes(orjson.dumps(setup))
         (tests / "conftest.py").write_text(_CONFTEST, encoding="utf-8")
         (tests / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
         for number, file in enumerate(specification.files):
-            text = "import json\n" + "".join(
+            text = "".join(
                 _TEST.format(
                     name=function.name,
                     path=file.path,
                     arguments=[[value] for value in function.operation.inputs],
                     expected=[
-                        orjson.dumps(value).decode().replace(",", ", ")
-                        for value in function.operation.expected(function.constant)
+                        repr(value) for value in function.operation.expected(function.constant)
                     ],
                 )
                 for function in file.functions
             )
             (tests / f"test_{number:02d}.py").write_text(text, encoding="utf-8")
-        output = _run(tests, limits.seconds + PYTEST_START_S)
-        return _report(tests, len(specification.functions), output)
+        report = PytestReport(Path(folder) / "report")
+        limit_s = limits.seconds + PYTEST_START_S
+        command = [sys.executable, "-m", "pytest", "-q", "--tb=line"]
+        environment = {**report.environment(), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        ended = run_command(command, cwd=tests, environment=environment, limit_s=limit_s)
+        if ended.exit_code is None:
+            raise EvaluatorError(f"pytest did not end within {limit_s:g} s")
+        return _report(tests, report, len(specification.functions), ended.output)
 
 
-def _run(tests: Path, limit_s: float) -> str:
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line"),
-            *("--junitxml=report.xml", "-o", "junit_family=xunit1"),
-        ],
-        cwd=tests,
-        env={
-            "PATH": os.environ.get("PATH", os.defpath),
-            "PYTHONPATH": str(_PROJECT),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-            "LC_ALL": "C.UTF-8",
-        },
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        raise EvaluatorError(f"pytest did not end within {limit_s:g} s") from None
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    return output.decode(errors="replace")
-
-
-def _report(tests: Path, total: int, output: str) -> TestReport:
-    try:
-        # Written by our pytest process into our folder, not by the agent's code.
-        cases = list(ElementTree.parse(tests / "report.xml").iter("testcase"))
-    except (OSError, ElementTree.ParseError) as error:
-        raise EvaluatorError(f"pytest left no report: {error}\n{output[-2000:]}") from error
-    if len(cases) != total or any(case.find("error") is not None for case in cases):
-        raise EvaluatorError(f"pytest ran {len(cases)} of {total} tests\n{output[-2000:]}")
+def _report(tests: Path, report: PytestReport, total: int, output: str) -> TestReport:
     ours = tests / EvaluatorError.__name__
     if ours.exists():
         raise EvaluatorError(ours.read_text(encoding="utf-8"))
-    passed = sum(case.find("failure") is None for case in cases)
+    found = report.read()
+    # Only our own tests ran in that process, so whatever is missing is our fault.
+    if len(found.cases) != total or found.ended != 1:
+        raise EvaluatorError(f"pytest ran {len(found.cases)} of {total} tests\n{output[-2000:]}")
     timed_out = (tests / OutOfTimeError.__name__).exists()
+    passed = sum(case.passed for case in found.cases)
     return TestReport(passed, total, output[-4000:], timed_out)

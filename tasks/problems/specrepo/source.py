@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from configs.problems import ProblemsConfig
 from storage.records import Split
-from tasks.problems.source import EvaluationLimits, Problem, TestReport
+from tasks.problems.source import BARE, Enclosure, EvaluationLimits, Problem, TestReport
 from tasks.problems.specrepo.light_tests import run_light
 from tasks.problems.specrepo.pytest_tests import run_pytest
 from tasks.problems.specrepo.specification import (
@@ -52,7 +51,7 @@ class SpecRepo:
         problem: Problem,
         workspace: Path,
         limits: EvaluationLimits,
-        command_prefix: Sequence[str] = (),
+        enclosure: Enclosure = BARE,
     ) -> TestReport:
         """One test a function. Packages with many functions are tested by pytest.
 
@@ -62,4 +61,4 @@ class SpecRepo:
         specification = self.specification(problem.problem_id)
         small = len(specification.functions) <= self._config.pytest_above
         run = run_light if small else run_pytest
-        return run(specification, workspace, limits, command_prefix)
+        return run(specification, workspace, limits, enclosure)

@@ -7,7 +7,7 @@ import pytest
 
 from configs.problems import ProblemsConfig, SpecRepoConfig
 from storage.records import Split
-from tasks.problems.source import EvaluationLimits, EvaluatorError
+from tasks.problems.evaluation import Bare, EvaluationLimits, EvaluatorError
 from tasks.problems.specrepo.light_tests import run_light
 from tasks.problems.specrepo.pytest_tests import run_pytest
 from tasks.problems.specrepo.source import SpecRepo
@@ -188,12 +188,12 @@ def test_files_of_a_package_may_import_each_other(tmp_path):
 def test_a_broken_sandbox_is_our_failure_not_a_zero(tmp_path, four, run):
     write(four, tmp_path)
     with pytest.raises(EvaluatorError):
-        run(four, tmp_path, LIMITS, (shutil.which("false"),))
+        run(four, tmp_path, LIMITS, Bare((shutil.which("false"),)))
 
 
 def test_a_command_prefix_goes_in_front(tmp_path, four):
     write(four, tmp_path)
-    report = run_light(four, tmp_path, LIMITS, (shutil.which("env"), "MARK=1"))
+    report = run_light(four, tmp_path, LIMITS, Bare((shutil.which("env"), "MARK=1")))
     assert report.passed == 4
 
 

@@ -134,7 +134,7 @@ class OwnSource:
     def load(self, problem_id):
         return Problem(problem_id, Split.TRAIN, "do it", {}, 0.0)
 
-    def evaluate(self, problem, workspace, limits, command_prefix=()):
+    def evaluate(self, problem, workspace, limits, enclosure=None):
         raise NotImplementedError
 
 
@@ -150,7 +150,7 @@ def test_an_own_source_is_an_import_path_away():
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("nonesuch", "give one of specrepo"),
+        ("nonesuch", "give one of .*specrepo"),
         ("no.such.module:Thing", "can't be imported"),
         (f"{__name__}:Nothing", "has no class Nothing"),
         (f"{__name__}:NoSource", "NoSource lacks ids, load, evaluate"),

@@ -1,0 +1,1 @@
+"""Harbor tasks: the format of Terminal-Bench 2 and DeepSWE."""
