@@ -14,6 +14,7 @@ from flows import (
     evaluate_cli,
     gc_cli,
     inspect_cli,
+    runs_cli,
     samples_cli,
     simulate_cli,
     train_cli,
@@ -62,6 +63,7 @@ def _gyre(
 
 train_cli.register(app)
 evaluate_cli.register(app)
+runs_cli.register(app)
 inspect_cli.register(app)
 samples_cli.register(app)
 simulate_cli.register(app)
