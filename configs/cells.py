@@ -94,6 +94,9 @@ class GatewayConfig(Section):
     calls: int = setting(
         4096, "Most concurrent calls of one gateway process.", unit="calls", ge=1, le=1_048_576
     )
+    header_limit_kb: float = setting(
+        32, "Largest headers of a request, all together.", unit="kB", gt=0, le=60
+    )
 
 
 class StorageConfig(Section):

@@ -221,6 +221,8 @@ class Call(Record):
     seconds: float
     cell: str
     cached_tokens: int
+    parent_agent: str | None = None
+    """The agent that started this one, for a sub-agent."""
 
 
 class Member(Record):

@@ -1,118 +1,172 @@
-"""Answers of a running call: whole or streamed, given up when the client goes away."""
+"""Answers of a call: whole or streamed, kept alive while it waits, given up when the client goes
+away."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from cells.gateway.chat import KEEP_ALIVE, ChunkWriter, write_error, write_reply
+from cells.gateway.dialects.dialect import Dialect, EventWriter
 from cells.gateway.forms import ChatRequest, RefusedError
 from cells.gateway.resends import Delivery
 
+log = logging.getLogger(__name__)
+
+HOLD_STREAM_S = 1.0
+"""How long a stream waits for its first text before its headers go: until then a call that fails is
+answered with a status, and from then on the client hears something."""
+HOLD_WHOLE_S = 10.0
+"""The same for an answer in one piece."""
 KEEP_ALIVE_EVERY_S = 10.0
 
 
-def refusal(error: RefusedError) -> Response:
+def refusal(dialect: Dialect, error: RefusedError) -> Response:
     """The answer to a refused request."""
     headers = {}
     if error.retry_after_s is not None:
-        headers["retry-after"] = str(error.retry_after_s)
+        headers = {"retry-after": str(error.retry_after_s), "x-should-retry": "true"}
     return Response(
-        write_error(error), error.status, headers=headers, media_type="application/json"
+        dialect.error(error), dialect.status(error), headers, media_type="application/json"
     )
 
 
-class WholeAnswer(Response):
-    """Waits for the reply and sends it in one piece."""
+class Answer(Response):
+    """What is common to both."""
 
-    def __init__(self, delivery: Delivery, request: ChatRequest) -> None:
+    media_type = ""
+
+    def __init__(self, dialect: Dialect, delivery: Delivery, request: ChatRequest) -> None:
         super().__init__()
+        self._dialect = dialect
         self._delivery = delivery
         self._request = request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        delivery = self._delivery
         gone = asyncio.create_task(_disconnected(receive))
         try:
-            waits: set[asyncio.Future[Any]] = {delivery.reply, gone}
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            if gone.done() or not delivery.reply.done():
-                return
-            await self._response()(scope, receive, send)
-            delivery.delivered()
-        finally:
-            gone.cancel()
-            delivery.abandon()
-
-    def _response(self) -> Response:
-        try:
-            reply = self._delivery.reply.result()
-        except RefusedError as error:
-            return refusal(error)
-        if reply is None:
-            return Response(status_code=499)  # nobody is left to read it
-        return Response(write_reply(reply, self._request.model), media_type="application/json")
-
-
-class StreamedAnswer(Response):
-    """Sends text as it comes, comments while there is none, and the end once the call is
-    recorded."""
-
-    def __init__(self, delivery: Delivery, request: ChatRequest) -> None:
-        super().__init__()
-        self._delivery = delivery
-        self._writer = ChunkWriter(f"chatcmpl-{delivery.call_id}", request)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = [
-            (b"content-type", b"text/event-stream; charset=utf-8"),
-            (b"cache-control", b"no-cache"),
-        ]
-        gone = asyncio.create_task(_disconnected(receive))
-        try:
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            if not await self._body(gone, send) or gone.done():
-                return
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-            self._delivery.delivered()
+            refused = await self._answer(gone, send)
+            if refused is not None:
+                await refused(scope, receive, send)
+                self._delivery.delivered()
         finally:
             gone.cancel()
             self._delivery.abandon()
 
-    async def _body(self, gone: asyncio.Task[None], send: Send) -> bool:
-        """Send all of it; False when the client went away before."""
-        texts, reply = self._delivery.texts, self._delivery.reply
-        assert texts is not None
+    async def _answer(self, gone: asyncio.Task[None], send: Send) -> Response | None:
+        """Send the answer; a refusal that can still have its status is returned instead."""
+        raise NotImplementedError
 
-        async def write(data: bytes) -> None:
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-
-        reply.add_done_callback(lambda _: texts.put_nowait(None))
-        gone.add_done_callback(lambda _: texts.put_nowait(None))
-        await write(self._writer.start())
-        while not gone.done():
-            try:
-                async with asyncio.timeout(KEEP_ALIVE_EVERY_S):
-                    piece = await texts.get()
-            except TimeoutError:
-                await write(KEEP_ALIVE)
-                continue
-            if piece is not None:
-                await write(self._writer.text(*piece))
-            elif reply.done():
-                await write(self._end())
-                return True
-        return False
-
-    def _end(self) -> bytes:
+    def _refused(self) -> Response | None:
+        """The answer of a call that has ended without a reply, if it did."""
         try:
             reply = self._delivery.reply.result()
         except RefusedError as error:
-            return self._writer.error(error)
-        return self._writer.end(reply) if reply is not None else b""
+            return refusal(self._dialect, error)
+        return None if reply is not None else Response(status_code=499)  # nobody is left to read it
+
+    async def _head(self, send: Send) -> None:
+        headers = [
+            (b"content-type", self.media_type.encode()),
+            (b"cache-control", b"no-cache"),
+            (b"x-request-id", self._delivery.call_id.encode()),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+class WholeAnswer(Answer):
+    """Waits for the reply and sends it in one piece.
+
+    After a while the headers go, and white space, which JSON may begin with, keeps the connection.
+    A call that fails after that can only cut it, which clients take as a reason to ask again.
+    """
+
+    media_type = "application/json"
+
+    async def _answer(self, gone: asyncio.Task[None], send: Send) -> Response | None:
+        reply = self._delivery.reply
+        waits: set[asyncio.Future[Any]] = {reply, gone}
+        await asyncio.wait(waits, timeout=HOLD_WHOLE_S, return_when=asyncio.FIRST_COMPLETED)
+        if gone.done():
+            return None
+        if reply.done():
+            refused = self._refused()
+            if refused is not None:
+                return refused
+        await self._head(send)
+        while not reply.done():
+            await send({"type": "http.response.body", "body": b" ", "more_body": True})
+            await asyncio.wait(
+                waits, timeout=KEEP_ALIVE_EVERY_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            if gone.done():
+                return None
+        try:
+            said = reply.result()
+        except RefusedError as error:
+            log.info("%s: cut, because %s", self._delivery.call_id, error.code)
+            return None  # without an end: the server closes the connection
+        if said is not None:
+            body = self._dialect.whole(self._request, said)
+            await send({"type": "http.response.body", "body": body, "more_body": False})
+            self._delivery.delivered()
+        return None
+
+
+class StreamedAnswer(Answer):
+    """Sends text as it comes, signs of life while there is none, and the end once the call is
+    recorded."""
+
+    media_type = "text/event-stream; charset=utf-8"
+
+    async def _answer(self, gone: asyncio.Task[None], send: Send) -> Response | None:
+        delivery = self._delivery
+        texts, reply = delivery.texts, delivery.reply
+        assert texts is not None
+        for task in (reply, gone):
+            task.add_done_callback(lambda _: texts.put_nowait(None))
+        writer = self._dialect.events(self._request, delivery.call_id, delivery.prompt_tokens)
+
+        async def write(data: bytes, more: bool = True) -> None:
+            if data or not more:
+                await send({"type": "http.response.body", "body": data, "more_body": more})
+
+        started = False
+        while not gone.done():
+            piece, quiet = None, False
+            try:
+                async with asyncio.timeout(KEEP_ALIVE_EVERY_S if started else HOLD_STREAM_S):
+                    piece = await texts.get()
+            except TimeoutError:
+                quiet = True
+            ended = piece is None and not quiet and reply.done()
+            if ended and not started:
+                refused = self._refused()
+                if refused is not None:
+                    return refused
+            if not started:
+                await self._head(send)
+                await write(writer.start())
+                started = True
+            elif quiet:
+                await write(writer.alive())
+            if piece is not None:
+                await write(writer.text(*piece))
+            elif ended and not gone.done():
+                await write(self._end(writer), more=False)
+                delivery.delivered()
+                return None
+        return None
+
+    def _end(self, writer: EventWriter) -> bytes:
+        try:
+            reply = self._delivery.reply.result()
+        except RefusedError as error:
+            return writer.error(error)
+        return writer.end(reply) if reply is not None else b""
 
 
 async def _disconnected(receive: Receive) -> None:

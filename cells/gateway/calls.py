@@ -77,7 +77,6 @@ class LiveCall:
         self._key = key
         self.prompt_tokens = plan.tokens
         self.call_id, self._index = session.next_call()
-        self.message_id = f"chatcmpl-{self.call_id}"
         self._room = output_room(plan, request, services.context)
         self._text = (
             TextStream(services.codec, plan.new_ids, request.tools, request.sampling.stop, emit)
@@ -273,7 +272,7 @@ class LiveCall:
         if end is End.LENGTH and stop is None:
             finish = Finish.LENGTH
         return Reply(
-            message_id=self.message_id,
+            call_id=self.call_id,
             content=content,
             reasoning=reasoning or None,
             tool_calls=calls,
@@ -302,6 +301,7 @@ class LiveCall:
             kind=self._origin.kind,
             kind_reason=self._origin.reason,
             agent=self._origin.agent,
+            parent_agent=self._origin.parent,
             status=status,
             finish_reason=finish,
             fork_reason=plan.fork_reason,
@@ -385,8 +385,9 @@ def output_room(plan: Plan, request: ChatRequest, context: int) -> int:
         raise RefusedError(
             400,
             "context_length_exceeded",
-            f"this policy's context is {context} tokens, the messages take {plan.tokens}; "
-            f"shorten them",
+            # Clients compact when they read either of these phrases.
+            f"prompt is too long: {plan.tokens} tokens > {context} maximum; the maximum context "
+            f"length of this policy is {context} tokens: shorten the messages",
             param="messages",
         )
     asked = request.sampling.max_tokens

@@ -121,7 +121,7 @@ class Usage:
 class Reply:
     """The assistant message that a client gets."""
 
-    message_id: str
+    call_id: str
     content: str
     reasoning: str | None
     tool_calls: tuple[ToolCall, ...]

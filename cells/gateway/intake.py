@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 
 import orjson
 
 from cells.gateway.calls import RETRY_AFTER_S, LiveCall, Services
 from cells.gateway.canonical import digest, message_key
 from cells.gateway.forms import ChatRequest, RefusedError, Reply
-from cells.gateway.kinds import Origin, by_headers, by_shape
+from cells.gateway.grammar import Grammar
+from cells.gateway.harnesses import HARNESSES
+from cells.gateway.kinds import Origin, by_rules, by_shape
 from cells.gateway.matching import Node, plan_call
 from cells.gateway.resends import Delivery, Shared
 from cells.gateway.sessions import Session
@@ -33,6 +36,7 @@ class Intake:
         self._services = services
         self._calls_limit = calls_limit
         self._total_limit = total_limit
+        self._grammar = Grammar(services.codec)
         self._running = 0
 
     async def start(
@@ -59,15 +63,27 @@ class Intake:
                 key = request_key(chat, node, tools)
             return self._begin(session, chat, node, origin, tools, key)
         except ValueError as error:
-            raise RefusedError(
-                400, "invalid_value", f"messages: can't be rendered: {error}", param="messages"
-            ) from None
+            raise _unrendered(error) from None
+
+    def count(self, session: Session, chat: ChatRequest, headers: Mapping[str, str]) -> int:
+        """Tokens of the prompt that a request would have.
+
+        Raises:
+            RefusedError: 400, it can't be rendered.
+        """
+        try:
+            node, origin = self._place(session, chat, headers)
+            tools = session.tools_key(chat.tools)
+            codec = self._services.codec
+            return plan_call(session.branches, node, chat, origin.agent, tools, codec).tokens
+        except ValueError as error:
+            raise _unrendered(error) from None
 
     def _place(
         self, session: Session, chat: ChatRequest, headers: Mapping[str, str]
     ) -> tuple[Node | None, Origin]:
         branches = session.branches
-        origin = by_headers(headers)
+        origin = by_rules(HARNESSES, headers, chat, branches)
         agent = origin.agent if origin else None
         node = branches.match(chat.messages, agent)
         if node is None:
@@ -87,8 +103,13 @@ class Intake:
             raise RefusedError(410, "execution_closed", "this execution has ended")
         self._admit(session)
         plan = plan_call(session.branches, node, chat, origin.agent, tools, self._services.codec)
+        bound = self._grammar.bind(chat, plan.new_ids)
+        if bound is not None:
+            chat = replace(chat, sampling=replace(chat.sampling, constraint=bound))
         shared = Shared(origin.agent, key)
         call = LiveCall(self._services, session, chat, plan, origin, key, shared.emit)
+        # From now on, not from its end: calls that come meanwhile are told apart by it.
+        session.branches.roots.setdefault(origin.agent, chat.messages[0])
         task = asyncio.create_task(call.run())
         shared.carry(call, task)
         session.resends.start(shared)
@@ -112,6 +133,11 @@ class Intake:
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, RefusedError):
             log.error("%s failed", call.call_id, exc_info=error)
+
+
+def _unrendered(error: ValueError) -> RefusedError:
+    text = f"messages: can't be rendered: {error}"
+    return RefusedError(400, "invalid_value", text, param="messages")
 
 
 def request_key(chat: ChatRequest, node: Node | None, tools: str) -> str:

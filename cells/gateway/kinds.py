@@ -1,49 +1,50 @@
-"""What a call is for and which agent made it: a table of rules, first answer wins."""
+"""What a call is for and which agent made it: rules of known harnesses first, then its shape."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
+from cells.gateway.dialects.fields import object_or_none
 from cells.gateway.forms import ChatRequest, Message
 from cells.gateway.matching import Branches, Node
 from storage.records import CallKind
 
 MAIN = "main"
-_LABEL = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+BACKGROUND = "background"
 _SUMMARY = re.compile(r"summar|compact|state[ _-]snapshot", re.IGNORECASE)
+_TASK_LENGTH = 8
+"""Characters that a task must have to be told from a common word."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a call comes from. ``reason`` names the rule that said so."""
+    """Where a call comes from. ``reason`` names the rule that said so; ``parent`` is the agent that
+    started a sub-agent."""
 
     agent: str
     kind: CallKind
     reason: str
+    parent: str | None = None
 
 
-HeaderRule = Callable[[Mapping[str, str]], Origin | None]
+class Rule(Protocol):
+    """What is known of one harness."""
+
+    def origin(
+        self, headers: Mapping[str, str], request: ChatRequest, branches: Branches
+    ) -> Origin | None:
+        """Where the call comes from, or None when this is not the harness."""
 
 
-def by_agent_header(headers: Mapping[str, str]) -> Origin | None:
-    """``x-agent`` labels the agent, ``x-agent-call: summary`` marks a compaction: what the loop
-    harness sends."""
-    agent = headers.get("x-agent", "")
-    if not _LABEL.fullmatch(agent):
-        return None
-    summary = headers.get("x-agent-call") == "summary"
-    return Origin(agent, _kind(agent, summary), "headers x-agent, x-agent-call")
-
-
-HEADER_RULES: tuple[HeaderRule, ...] = (by_agent_header,)
-
-
-def by_headers(headers: Mapping[str, str]) -> Origin | None:
-    """The first answer of the header rules."""
-    for rule in HEADER_RULES:
-        origin = rule(headers)
+def by_rules(
+    rules: tuple[Rule, ...], headers: Mapping[str, str], request: ChatRequest, branches: Branches
+) -> Origin | None:
+    """The first answer of the rules."""
+    for rule in rules:
+        origin = rule.origin(headers, request, branches)
         if origin is not None:
             return origin
     return None
@@ -55,34 +56,72 @@ def by_shape(request: ChatRequest, node: Node | None, branches: Branches) -> Ori
 
     A request that continues an agent's history is that agent's, a summary when its last message
     asks for one. A new history with the opening of a known agent is that agent after a compaction.
-    A lone question without tools beside an agent that has some is background. Anything else new is
-    a sub-agent.
+    A lone question without tools, beside an agent that has some or under a schema, is background.
+    Anything else new is a sub-agent; its parent is the agent that has a tool call open with the
+    sub-agent's task in it.
     """
-    last = request.messages[-1]
-    asks = last["role"] in ("user", "system") and _SUMMARY.search(last["content"]) is not None
+    asks = asks_summary(request)
+    known = [agent for agent in branches.roots if agent != BACKGROUND]
     if node is not None:
-        return Origin(node.agent, _kind(node.agent, asks), "shape: goes on from a recorded call")
-    if not branches.last:
+        agent = node.agent
+        parent = None if agent in (MAIN, BACKGROUND) else parent_of(request, branches)
+        return Origin(agent, kind_of(agent, asks), "shape: goes on from a recorded call", parent)
+    lone = not request.tools and sum(m["role"] == "user" for m in request.messages) == 1
+    if lone and request.sampling.json_schema is not None:
+        return background("shape: a lone question under a schema")
+    if not known:
         return Origin(MAIN, CallKind.MAIN, "shape: first call of the execution")
-    opening = request.messages[0]
-    for agent, root in branches.roots.items():
-        if _opens_alike(opening, root):
-            return Origin(agent, _kind(agent, asks), f"shape: opens as {agent} did")
+    for agent in known:
+        if request.messages[0] == branches.roots[agent]:
+            parent = None if agent == MAIN else parent_of(request, branches)
+            return Origin(agent, kind_of(agent, asks), f"shape: opens as {agent} did", parent)
     if not request.tools and asks:
         return Origin(MAIN, CallKind.MAIN_SUMMARY, "shape: asks for a summary, has no tools")
-    if not request.tools and sum(m["role"] == "user" for m in request.messages) == 1:
-        return Origin("background", CallKind.BACKGROUND, "shape: a lone question without tools")
-    agent = f"sub-{len(branches.roots)}"
-    return Origin(agent, CallKind.SUB_AGENT, "shape: a new opening")
+    if lone:
+        return background("shape: a lone question without tools")
+    agent, parent = f"sub-{len(known)}", parent_of(request, branches)
+    return Origin(agent, CallKind.SUB_AGENT, "shape: a new opening", parent)
 
 
-def _kind(agent: str, summary: bool) -> CallKind:
-    if agent == "background":
+def kind_of(agent: str, summary: bool) -> CallKind:
+    """The kind of an agent's call."""
+    if agent == BACKGROUND:
         return CallKind.BACKGROUND
     if agent == MAIN:
         return CallKind.MAIN_SUMMARY if summary else CallKind.MAIN
     return CallKind.SUB_AGENT_SUMMARY if summary else CallKind.SUB_AGENT
 
 
-def _opens_alike(one: Message, other: Message) -> bool:
-    return bool(one["role"] == "system" and one == other)
+def background(reason: str) -> Origin:
+    """A call that belongs to no agent."""
+    return Origin(BACKGROUND, CallKind.BACKGROUND, reason)
+
+
+def asks_summary(request: ChatRequest) -> bool:
+    """Whether the last message, or the only system message of a call without tools, asks for a
+    summary. The first message of a history never does: it is the task, whatever its words."""
+    last = request.messages[-1]
+    told = last["role"] in ("user", "system") and _SUMMARY.search(last["content"]) is not None
+    if told and any(m["role"] in ("assistant", "tool") for m in request.messages):
+        return True
+    first = request.messages[0]
+    return not request.tools and (
+        told or (first["role"] == "system" and _SUMMARY.search(first["content"]) is not None)
+    )
+
+
+def parent_of(request: ChatRequest, branches: Branches) -> str:
+    """The agent whose open tool call holds the first words of the user: it gave that task. The main
+    agent where none does."""
+    first = next((m["content"] for m in request.messages if m["role"] == "user"), "").strip()
+    if len(first) >= _TASK_LENGTH:
+        for agent, node in branches.last.items():
+            if any(_holds(call, first) for call in node.reply.get("tool_calls", ())):
+                return agent
+    return MAIN
+
+
+def _holds(call: Message, task: str) -> bool:
+    arguments = object_or_none(call["function"]["arguments"]) or {}
+    texts = (text.strip() for text in arguments.values() if isinstance(text, str))
+    return any(len(text) >= _TASK_LENGTH and text in task for text in texts)

@@ -214,7 +214,7 @@ def recorded_reply(call: Call, turn: Turn) -> Reply:
     """The answer of a recorded call."""
     calls = turn.reply.get("tool_calls", ())
     return Reply(
-        message_id=f"chatcmpl-{call.call_id}",
+        call_id=call.call_id,
         content=turn.reply["content"],
         reasoning=turn.reply.get("reasoning_content"),
         tool_calls=tuple(

@@ -9,6 +9,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
+import uvloop
 import yaml
 
 from cells.daemon import Daemon
@@ -71,6 +72,7 @@ class Gateway:
             self._metrics,
             self._sessions,
             body_limit=int(config.gateway.body_limit_mb * 1e6),
+            header_limit=int(config.gateway.header_limit_kb * 1e3),
         )
         admin = AdminRoutes(self._sessions, places, self._metrics, self._authorised)
         self.daemon = Daemon(
@@ -152,7 +154,7 @@ def main() -> None:
     codec = load_codec(arguments.policy, config.model.renderer)
     port = choose_port(store, layout, config, arguments.name)
     gateway = Gateway(store, layout, config, codec, name=arguments.name, port=port)
-    asyncio.run(gateway.run())
+    uvloop.run(gateway.run())
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cells.gateway.chat import read_request
 from cells.gateway.codec import Codec
+from cells.gateway.dialects.chat import ChatDialect
 from cells.gateway.forms import RefusedError
 from tests.cells.gateway.conftest import LIMIT_S, deltas
 
@@ -235,14 +235,14 @@ BAD = [
     b'{"messages": [{"role": "user", "content": "x"}], "seed": 1e300}',
     b'{"messages": [{"role": "user", "content": "x"}], "tools": [{"function": {}}]}',
     b'{"messages": [{"role": "user", "content": "x"}], "n": 2}',
-    b'{"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_object"}}',
+    b'{"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "xml"}}',
 ]
 
 
 @pytest.mark.parametrize("body", BAD)
 def test_malformed_bodies_are_refused_by_name(body) -> None:
     with pytest.raises(RefusedError) as caught:
-        read_request(body)
+        ChatDialect().read(body)
     assert caught.value.status == 400
 
 
@@ -268,7 +268,7 @@ FIELDS = ["messages", "tools", "stop", "seed", "max_tokens", "temperature", "top
 @given(st.dictionaries(st.sampled_from(FIELDS), VALUES))
 def test_any_json_is_read_or_refused(data) -> None:
     try:
-        request = read_request(json.dumps(data).encode())
+        request = ChatDialect().read(json.dumps(data).encode())
     except RefusedError as error:
         assert error.status == 400
     else:

@@ -1,0 +1,1 @@
+"""The ways in which clients speak, one module each, over the one internal form."""
