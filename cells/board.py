@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cells.scheduler import Role, TrainingWork
@@ -27,15 +28,15 @@ class Board:
     """Shared state with one lock; waiters are woken at each change.
 
     Args:
-        live: executions of the step that have not ended yet.
+        live: ids of the step's executions that have not ended yet.
         serve_version: weight version that the step's executions are served with.
         expected: micro-steps to expect before the training has said how many there are.
     """
 
-    def __init__(self, *, live: int, serve_version: int, expected: int = 0) -> None:
+    def __init__(self, *, live: Iterable[str], serve_version: int, expected: int = 0) -> None:
         self._serve_version = serve_version
         self._changed = threading.Condition()
-        self._live = live
+        self._live = set(live)
         self._work = TrainingWork(expected=expected)
         self._began = time.monotonic()
         self._rollout_s = 0.0
@@ -54,17 +55,18 @@ class Board:
     def serve(self, version: int) -> None:
         """Cells that come back to rollout serve ``version``: the step's executions have ended."""
         with self._changed:
-            if self._live > 0 and version != self._serve_version:
+            if self._live and version != self._serve_version:
                 raise ValueError(
-                    f"{self._live} executions still need version {self._serve_version}"
+                    f"{len(self._live)} executions still need version {self._serve_version}"
                 )
             self._serve_version = version
             self._changed.notify_all()
 
     @property
     def live(self) -> int:
+        """How many executions have not ended yet."""
         with self._changed:
-            return self._live
+            return len(self._live)
 
     @property
     def work(self) -> TrainingWork:
@@ -75,7 +77,7 @@ class Board:
     def rollout_s(self) -> float:
         """Seconds from the board's making to the end of the last execution, or to now."""
         with self._changed:
-            return time.monotonic() - self._began if self._live > 0 else self._rollout_s
+            return time.monotonic() - self._began if self._live else self._rollout_s
 
     @property
     def switch_s(self) -> float:
@@ -99,12 +101,15 @@ class Board:
         cells = [cell for cell in self.cells() if cell.role is Role.TRAINING]
         return tuple(cell.name for cell in sorted(cells, key=lambda c: (not c.is_core, c.name)))
 
-    def execution_ended(self, count: int = 1) -> None:
+    def execution_ended(self, execution: str) -> None:
+        """Told of one that did not live, or told again, nothing changes."""
         with self._changed:
-            self._live -= count
+            if execution not in self._live:
+                return
+            self._live.remove(execution)
             # Between, the manager's own interval does: a decision for each of hundreds of
             # executions would only ask every daemon for its state again.
-            if self._live <= 0:
+            if not self._live:
                 self._rollout_s = time.monotonic() - self._began
                 self._changed.notify_all()
 
@@ -158,7 +163,7 @@ class Board:
         deadline = time.monotonic() + limit_s
         while True:
             self.check()
-            if self.stopped or self.live <= 0:
+            if self.stopped or not self.live:
                 return
             if any(
                 cell.role is Role.ROLLOUT and cell.engine_version == self.serve_version

@@ -231,7 +231,7 @@ class Manager:
         return state
 
     def _snapshot(self) -> Snapshot:
-        live = max(self._board.live, 0)
+        live = self._board.live
         gateway = self._gateway_state()
         self._tokens_out = gateway["tokens_out"]
         running = min(live, sum(cell["live"] for cell in gateway["cells"].values()))
@@ -271,7 +271,7 @@ class Manager:
         else:
             version = self._board.serve_version
             done = self._workers.submit(self._mover.to_rollout, move.cell_id, version)
-        self._moving[move.cell_id] = _Moving(move, now, max(self._board.live, 0), done)
+        self._moving[move.cell_id] = _Moving(move, now, self._board.live, done)
 
     def _finish_moves(self) -> None:
         for name, moving in list(self._moving.items()):

@@ -106,7 +106,7 @@ def _roll_out_held_out(
         temperature = run.config.evaluation.temperature
         batches = in_batches(queries, BATCH)
         scored = roll_out(run, root, hosts, board, batches, version, temperature)
-        wait([score for _, score in scored])
+        wait([score for _, score in scored if score is not None])
     finally:
         board.stop()
         manager.wait()

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
-from cells.client import DaemonClient
+from cells.client import DaemonClient, DaemonGoneError
 from cells.epoch import owns, take_ownership
-from cells.launch import DaemonSpec, LeaseKeeper, ensure_daemons, stop_daemons
+from cells.launch import DaemonSpec, LeaseKeeper, ensure_daemons, is_renewed, stop_daemons
 from storage.run import Run
 
 GATEWAY = "gateway"
 EXECUTIONS = "executions"
 _STOP_GRACE_S = 15.0
+_CANCEL_GRACE_S = 5.0
+"""Somebody waits, and Prefect kills a cancelled flow half a minute later."""
 _SMALL_START_S = 120.0
 
 
@@ -25,6 +28,13 @@ class Hosts:
     executions: DaemonClient
     cells: dict[str, DaemonClient]
     core: str
+
+    def core_version(self) -> int:
+        """Version of the weights that the core holds."""
+        return int(self.cells[self.core].call("GET", "/status")["replica"]["version"])
+
+
+_kept: ContextVar[tuple[Run, Hosts] | None] = ContextVar("kept", default=None)
 
 
 def cell_daemon(cell: str) -> str:
@@ -63,14 +73,41 @@ def hosts_of(
     ]
     owner = take_ownership(run.store, run.layout)
     keeper = LeaseKeeper(cells.lease_s)
+    grace_s = _CANCEL_GRACE_S
     try:
-        clients = ensure_daemons(run.store, run.layout, specs, keeper, say)
-        yield _hosts(run, clients)
+        hosts = _hosts(run, ensure_daemons(run.store, run.layout, specs, keeper, say))
+        before = _kept.set((run, hosts))
+        try:
+            yield hosts
+        except Exception:
+            grace_s = _STOP_GRACE_S
+            raise
+        finally:
+            _kept.reset(before)
+        grace_s = _STOP_GRACE_S
     finally:
         keeper.close()
         # A later attempt that has adopted the daemons goes on with them.
         if owns(run.store, run.layout, owner):
-            stop_daemons(keeper.clients(), _STOP_GRACE_S)
+            stop_daemons(keeper.clients(), grace_s)
+
+
+def kept_hosts(run: Run) -> Hosts | None:
+    """The daemons of the run, where a flow around this one keeps them alive."""
+    kept = _kept.get()
+    return kept[1] if kept is not None and kept[0] == run else None
+
+
+def kept_elsewhere(run: Run) -> bool:
+    """Whether another process keeps the run's daemons alive. Watches a lease for a while."""
+    try:
+        gateway = DaemonClient.find(run.store, run.layout, GATEWAY)
+    except DaemonGoneError:
+        return False
+    try:
+        return is_renewed(gateway, run.config.cells.lease_s)
+    finally:
+        gateway.close()
 
 
 def find_hosts(run: Run) -> Hosts:

@@ -3,40 +3,135 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
 
 from prefect import flow, get_run_logger
-from prefect.futures import PrefectFuture
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRun
+from prefect.deployments import run_deployment
+from prefect.exceptions import ObjectNotFound
+from prefect.flow_engine import run_flow_sync
+from prefect.futures import PrefectFuture, wait
+from prefect.states import Pending
 from prefect.utilities.annotations import allow_failure
 
 from cells.board import Board
 from cells.checkpoint import prune_checkpoints, save_checkpoint
+from cells.client import DaemonError
 from cells.epoch import take_epoch
 from cells.task import manage_cells
-from flows.hosts import Hosts, find_hosts
+from flows.attempt import attempt, first_undone
+from flows.hosts import Hosts, kept_elsewhere, kept_hosts
 from flows.plan import step_plan
 from flows.rollouts import living, roll_out
-from storage.records import StepDone, StepPlan
+from flows.roots import absolute_root
+from storage.records import Excluded, GroupHeader, StepDone, StepPlan
 from storage.run import Run, open_run
+from storage.samples import read_group
 from tasks.sampling.guard import ExclusionGuard
 from tasks.sampling.task import build_samples
 from tasks.training.feed import GroupFeed
 from tasks.training.plan import update_shares
 from tasks.training.task import train_stream
 
+DEPLOYMENT = "rl_step/rl_step"
+_NOT_YET = timedelta(hours=1)
+"""A run that is made for then is run at once by its maker. Should that die in between, a worker
+gets it, which does no harm: a step that is done is not run again."""
+
+_CANCEL_PATIENCE_S = 3.0
+
+
+class StepOrderError(RuntimeError):
+    """A step was asked for whose turn it is not."""
+
 
 @flow(name="rl_step", flow_run_name="{run_id} step {step}", persist_result=True)
 def rl_step(root: str, run_id: str, step: int) -> int:
-    """Run one step on the daemons of its run and return the version that it ends with.
+    """Run one step and return the version that it ends with.
 
     A step that is done already returns at once; an unfinished one goes on from what is stored.
+    Inside a `train` it uses the processes that this keeps. On its own, as after a retry in the UI,
+    it starts them and ends them again; while a `train` of the same run is under way elsewhere, it
+    waits for that to do the step.
+
+    Args:
+        root: folder or URL of the storage.
+        run_id: name of the run.
+        step: its number. Those before it are done.
     """
+    root = absolute_root(root)
     run = open_run(root, run_id)
-    if run.store.exists(run.layout.step_done(step)):
-        return run.store.read_record(run.layout.step_done(step), StepDone).policy_version
+    hosts = kept_hosts(run)
+    if hosts is not None:
+        return _run(run, root, hosts, step)
+    version = _when_free(run, step)
+    if version is not None:
+        return version
+    with attempt(root, run) as own:
+        return _run(run, root, own, step)
+
+
+def run_step(root: str, run_id: str, step: int) -> int:
+    """Run a step inside the flow that calls this, and return the version that it ends with.
+
+    It is a run of the step's deployment, where there is one: Prefect offers to retry only these.
+    """
+    parameters: dict[str, Any] = {"root": root, "run_id": run_id, "step": step}
+    try:
+        made = cast(  # a coroutine only inside an event loop
+            FlowRun,
+            run_deployment(
+                DEPLOYMENT,
+                parameters=parameters,
+                flow_run_name=f"{run_id} step {step}",
+                scheduled_time=datetime.now(UTC) + _NOT_YET,
+                timeout=0,
+            ),
+        )
+    except ObjectNotFound:
+        return cast(int, rl_step(**parameters))
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(made.id, Pending(), force=True)
+        child = client.read_flow_run(made.id)
+    return cast(int, run_flow_sync(rl_step, flow_run=child, parameters=parameters))
+
+
+def version_after(run: Run, step: int) -> int | None:
+    """The version that a step ended with; None when it is not done."""
+    key = run.layout.step_done(step)
+    if not run.store.exists(key):
+        return None
+    return run.store.read_record(key, StepDone).policy_version
+
+
+def _when_free(run: Run, step: int) -> int | None:
+    """Waits while another process works on the run. The step's version, if it is done then.
+
+    Raises:
+        StepOrderError: a step before this one is not done.
+    """
+    say = get_run_logger().info
+    while (version := version_after(run, step)) is None and kept_elsewhere(run):
+        say("another flow works on run %s: waiting for step %d, or its end", run.run_id, step)
+    if version is not None:
+        return version
+    due, _ = first_undone(run)
+    if due != step:
+        raise StepOrderError(f"run {run.run_id}: the step to run is {due}, not {step}")
+    return None
+
+
+def _run(run: Run, root: str, hosts: Hosts, step: int) -> int:
+    """Launch, score, build and train what is left of a step, and record that it is done."""
+    done = version_after(run, step)
+    if done is not None:
+        return done
     began = time.monotonic()
-    hosts = find_hosts(run)
     core = hosts.cells[hosts.core]
-    plan = step_plan(run, step, int(core.call("GET", "/status")["replica"]["version"]))
+    plan = step_plan(run, step, hosts.core_version())
     epoch = take_epoch(run.store, run.layout)
     board = Board(
         live=living(run, plan.queries),
@@ -44,10 +139,10 @@ def rl_step(root: str, run_id: str, step: int) -> int:
         expected=len(plan.queries),
     )
     feed = GroupFeed()
-    manager = manage_cells.submit(root, run_id, step, epoch, board, hosts.cells, hosts.gateway)
+    manager = manage_cells.submit(root, run.run_id, step, epoch, board, hosts.cells, hosts.gateway)
     groups = len(plan.queries)
     trainer = train_stream.submit(
-        root, run_id, step, groups, epoch, board, feed, hosts.cells, hosts.core
+        root, run.run_id, step, groups, epoch, board, feed, hosts.cells, hosts.core
     )
     try:
         board.wait_serving(run.config.cells.switch_limit_s)
@@ -59,44 +154,79 @@ def rl_step(root: str, run_id: str, step: int) -> int:
         )
     except BaseException as error:
         feed.fail(error)
+        if not isinstance(error, Exception):
+            _cut_short(hosts, board, manager, trainer)
         raise
     finally:
         board.stop()
         manager.wait()
         trainer.wait()
+    record = StepDone(step=step, policy_version=version, seconds=time.monotonic() - began)
+    run.store.write_record_once(run.layout.step_done(step), record)
+    # Only now: until it is done, the step may need the version that it was planned with again.
     prune_checkpoints(run, run.config.training.keep_checkpoints)
-    done = StepDone(step=step, policy_version=version, seconds=time.monotonic() - began)
-    run.store.write_record_once(run.layout.step_done(step), done)
     get_run_logger().info(
         "step %d done in %.1f s, version %d, checkpoint %s",
         step,
-        done.seconds,
+        record.seconds,
         version,
         checkpoint.key,
     )
     return version
 
 
+def _cut_short(hosts: Hosts, board: Board, *tasks: PrefectFuture[Any]) -> None:
+    """Cancelled: commands under way get a moment, then the cells that carry them out are ended."""
+    board.stop()
+    deadline = time.monotonic() + _CANCEL_PATIENCE_S
+    for task in tasks:
+        task.wait(max(0.0, deadline - time.monotonic()))
+    if not all(task.state.is_final() for task in tasks):
+        for cell in hosts.cells.values():
+            with suppress(DaemonError):
+                cell.stop()
+
+
 def _roll_out_and_build(
     run: Run, root: str, hosts: Hosts, board: Board, plan: StepPlan, feed: GroupFeed
 ) -> None:
     """Submit every stage of every group as soon as the stage before it has ended."""
-    builds: list[PrefectFuture[str]] = []
     guard = ExclusionGuard(
         update_shares(len(plan.queries), run.config.training.updates_per_step),
         run.config.rollout.group_size,
         run.config.scoring.max_excluded_share,
     )
+    sealed = _sealed(run, plan)
+    for header in sealed:
+        guard.count(sum(isinstance(member.verdict, Excluded) for member in header.members))
+        feed.put(header.query_id)
+    before = {header.query_id for header in sealed}
     temperature = run.config.rollout.temperature
     batches = [(query,) for query in plan.queries]
+    builds: list[PrefectFuture[str]] = []
+    scores: list[PrefectFuture[None]] = []
     for (query,), score in roll_out(
         run, root, hosts, board, batches, plan.policy_version, temperature
     ):
+        if score is not None:
+            scores.append(score)
+        if query.query_id in before:
+            continue  # the verdicts come late; they are kept
         # A score that failed for good leaves its execution out; it does not stop the group.
+        settled = None if score is None else allow_failure(score)
         builds.append(
-            build_samples.submit(
-                root, run.run_id, plan.step, query, feed, guard, allow_failure(score)
-            )
+            build_samples.submit(root, run.run_id, plan.step, query, feed, guard, board, settled)
         )
+    # What failed stops the step when all the others are done, so that a retry has only that to do.
+    wait(scores)
+    wait(builds)
+    board.check()
     for build in builds:
         build.result()
+
+
+def _sealed(run: Run, plan: StepPlan) -> list[GroupHeader]:
+    """Groups that earlier attempts have sealed, in that order."""
+    keys = [run.layout.group(query.query_id) for query in plan.queries]
+    headers = [read_group(run.store, key).header for key in keys if run.store.exists(key)]
+    return sorted(headers, key=lambda header: header.sealed_at)

@@ -11,11 +11,12 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from cells.board import Board
 from flows.hosts import Hosts
 from storage.layout import execution_id
-from storage.records import QueryPlan
+from storage.records import ExecutionOutcome, QueryPlan, Scored
 from storage.run import Run
-from tasks.rollout.group import is_due
+from tasks.rollout.group import find_result, is_due
 from tasks.rollout.task import run_groups
 from tasks.scoring.task import score_executions
+from tasks.scoring.verdicts import newest_verdict
 
 Batch = tuple[QueryPlan, ...]
 """Queries that one task runs, and one task scores."""
@@ -32,12 +33,13 @@ def runner_for(batches: int) -> TaskRunner[PrefectFuture[Any]]:
     return cast(TaskRunner[PrefectFuture[Any]], ThreadPoolTaskRunner(max_workers=threads))
 
 
-def living(run: Run, queries: Sequence[QueryPlan]) -> int:
+def living(run: Run, queries: Sequence[QueryPlan]) -> frozenset[str]:
     """Executions of these queries that have still to be run."""
-    return sum(
-        is_due(run, execution_id(query.query_id, member), query.query_id)
+    return frozenset(
+        execution
         for query in queries
-        for member in range(query.group_size)
+        for execution in _members(query)
+        if is_due(run, execution, query.query_id)
     )
 
 
@@ -49,8 +51,11 @@ def roll_out(
     batches: Sequence[Batch],
     policy_version: int,
     temperature: float,
-) -> Iterator[tuple[Batch, PrefectFuture[None]]]:
+) -> Iterator[tuple[Batch, PrefectFuture[None] | None]]:
     """Each batch with its submitted scoring, in the order in which the batches' rollouts end.
+
+    What an earlier attempt has done gets no task: batches whose executions have all ended come
+    first, and those that are scored too have None for their scoring.
 
     Raises:
         Exception: what a batch's rollout failed with.
@@ -62,6 +67,16 @@ def roll_out(
             scoring.retry_delay_s * 2**attempt for attempt in range(scoring.retries)
         ],
     )
+
+    def scored(batch: Batch) -> PrefectFuture[None] | None:
+        if not _unscored(run, batch):
+            return None
+        return score.submit(root, run.run_id, batch, label(batch), board)
+
+    ended: list[Batch] = []
+    due: list[Batch] = []
+    for batch in batches:
+        (due if living(run, batch) else ended).append(batch)
     rollouts = {
         run_groups.submit(
             root,
@@ -73,12 +88,17 @@ def roll_out(
             hosts.executions,
             board,
         ): batch
-        for batch in batches
+        for batch in due
     }
+    for batch in ended:
+        for query in batch:
+            for execution in _members(query):
+                board.execution_ended(execution)
+        yield batch, scored(batch)
     for done in as_completed(list(rollouts)):
         done.result()
         batch = rollouts[done]
-        yield batch, score.submit(root, run.run_id, batch, label(batch), board)
+        yield batch, scored(batch)
 
 
 def in_batches(queries: Sequence[QueryPlan], executions: int) -> list[Batch]:
@@ -101,3 +121,21 @@ def label(batch: Batch) -> str:
     """Names a batch in the UI: its query, or its first and last one."""
     first, last = batch[0].query_id, batch[-1].query_id
     return first if first == last else f"{first} to {last}"
+
+
+def _unscored(run: Run, batch: Batch) -> bool:
+    """Whether an execution of the batch has still to be scored, or again after a failure."""
+    for query in batch:
+        for execution in _members(query):
+            known = newest_verdict(run.store, run.layout, execution)
+            if known is not None and isinstance(known.verdict, Scored):
+                continue
+            result = find_result(run, execution)
+            nothing_left = result and result.outcome is ExecutionOutcome.HOST_FAILED
+            if known is None or not nothing_left:
+                return True
+    return False
+
+
+def _members(query: QueryPlan) -> list[str]:
+    return [execution_id(query.query_id, member) for member in range(query.group_size)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,37 +27,40 @@ def run_groups(
     queries: Sequence[QueryPlan],
     policy_version: int,
     temperature: float,
-    ended: Callable[[], None],
+    ended: Callable[[str], None],
     stopped: Callable[[], bool],
 ) -> None:
     """Run every execution of the queries to its end; what an earlier attempt left is kept.
 
     Executions that an earlier attempt started and that still run are waited for. One that failed
-    on our side is run again as long as its group is not sealed.
+    on our side is run again as long as its group is not sealed, and in this attempt
+    ``rollout.replace_excluded`` times. At ``rollout.group_limit_s`` those that still run end as at
+    their own limit: what they have is kept and scored.
 
     Args:
-        ended: called once for each execution that ends here.
+        ended: called with each execution, also with those that had ended before.
         stopped: true when the step is over or can't go on; the wait then ends with an error.
 
     Raises:
         DaemonError: the host refused, or was silent for a minute.
         InterruptedError: the step was stopped.
     """
-    waiting = [
-        spec
+    specs = [
+        spec_of(run, query, member, policy_version, temperature)
         for query in queries
         for member in range(query.group_size)
-        if is_due(
-            run,
-            (spec := spec_of(run, query, member, policy_version, temperature)).execution_id,
-            query.query_id,
-        )
     ]
-    for spec in waiting:
+    for spec in specs:
         _start(run, host, spec, stopped)
-    for spec in waiting:
-        _wait_for(run, host, spec.execution_id, stopped)
-        ended()
+    limit = _GroupLimit(run, host, specs)
+    for spec in specs:
+        _wait_for(run, host, spec.execution_id, stopped, limit)
+        for _ in range(run.config.rollout.replace_excluded):
+            if limit.over or not is_due(run, spec.execution_id, spec.query_id):
+                break
+            _start(run, host, spec, stopped)
+            _wait_for(run, host, spec.execution_id, stopped, limit)
+        ended(spec.execution_id)
 
 
 def is_due(run: Run, execution: str, query: str) -> bool:
@@ -70,19 +74,59 @@ def is_due(run: Run, execution: str, query: str) -> bool:
 
 def _start(run: Run, host: DaemonClient, spec: ExecutionSpec, stopped: Callable[[], bool]) -> None:
     """Have the host run an execution, unless it has ended or runs there already."""
-    path = f"/executions/{spec.execution_id}"
     if not is_due(run, spec.execution_id, spec.query_id):
         return
-    if _patiently(partial(host.call, "GET", path), stopped)["state"] not in _ALIVE:
-        # Only now: of one that runs, this is where its calls are being recorded.
-        run.store.delete(run.layout.execution(spec.execution_id))
+    path = f"/executions/{spec.execution_id}"
+    folder = run.layout.execution(spec.execution_id)
+    if run.store.children(folder):
+        state = _patiently(partial(host.call, "GET", path), stopped)["state"]
+        if state not in _ALIVE:  # of one that runs, the calls are being recorded there
+            run.store.delete(folder)
     _patiently(partial(host.call, "PUT", path, spec.model_dump(mode="json")), stopped)
 
 
-def _wait_for(run: Run, host: DaemonClient, execution: str, stopped: Callable[[], bool]) -> None:
+class _GroupLimit:
+    """The time limit of these executions together, from now on."""
+
+    def __init__(self, run: Run, host: DaemonClient, specs: Sequence[ExecutionSpec]) -> None:
+        limit_s = run.config.rollout.group_limit_s
+        self._deadline = math.inf if limit_s is None else time.monotonic() + limit_s
+        self._run = run
+        self._host = host
+        self._names = [spec.execution_id for spec in specs]
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() >= self._deadline
+
+    @property
+    def poll_s(self) -> float:
+        """How long to wait before looking at the limit again."""
+        return min(_POLL_S, max(self._deadline - time.monotonic(), 0.05))
+
+    def enforce(self) -> None:
+        """Where the time is over, end all that still run, once."""
+        if not self.over:
+            return
+        self._deadline = -math.inf
+        names, self._names = self._names, []
+        for name in names:
+            if find_result(self._run, name) is None:
+                self._host.call("POST", f"/executions/{name}/finish")
+
+
+def _wait_for(
+    run: Run,
+    host: DaemonClient,
+    execution: str,
+    stopped: Callable[[], bool],
+    limit: _GroupLimit,
+) -> None:
     path = f"/executions/{execution}"
-    ask = partial(host.call, "GET", path, params={"wait_s": _POLL_S}, limit_s=_POLL_S + 20)
     while find_result(run, execution) is None:
+        limit.enforce()
+        wait_s = limit.poll_s if not limit.over else _POLL_S
+        ask = partial(host.call, "GET", path, params={"wait_s": wait_s}, limit_s=wait_s + 20)
         if stopped():
             raise InterruptedError(f"{execution}: the step was stopped")
         if _patiently(ask, stopped)["state"] == "unknown":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 
 class TooManyExcludedError(RuntimeError):
@@ -28,16 +29,30 @@ class ExclusionGuard:
         self._left = list(shares)
         self._excluded = [0] * len(shares)
         self._max_share = max_share
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Admit, seal and hand over one group at a time: training shares groups out over updates in
+        the order in which they come, which has to be the one they were counted in."""
+        with self._lock:
+            yield
+
+    def count(self, excluded: int) -> None:
+        """Count a group that an earlier attempt has sealed. It is never refused."""
+        with self._lock:
+            update = self._next()
+            self._excluded[update] += excluded
+            self._left[update] -= 1
 
     def admit(self, query: str, excluded: int) -> None:
-        """Count a group that is about to be sealed, or was sealed by an earlier attempt.
+        """Count a group that is about to be sealed.
 
         Raises:
             TooManyExcludedError: with it, its update has too many excluded executions.
         """
         with self._lock:
-            update = next((i for i, left in enumerate(self._left) if left), len(self._left) - 1)
+            update = self._next()
             found = self._excluded[update] + excluded
             if excluded and found > self._allowed[update]:
                 raise TooManyExcludedError(
@@ -48,3 +63,7 @@ class ExclusionGuard:
                 )
             self._excluded[update] = found
             self._left[update] -= 1
+
+    def _next(self) -> int:
+        """Update of the next group."""
+        return next((i for i, left in enumerate(self._left) if left > 0), len(self._left) - 1)

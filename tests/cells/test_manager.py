@@ -82,7 +82,8 @@ class Rig:
     def __init__(self, folder: Path, *, live: int, version: int = 0, **cells: FakeCell) -> None:
         self.cells = {"a": FakeCell("a"), "b": FakeCell("b"), **cells}
         self.gateway = FakeGateway()
-        self.board = Board(live=live, serve_version=version)
+        names = (f"e{number}" for number in range(live))
+        self.board = Board(live=names, serve_version=version)
         self.decisions: list[Decision] = []
         self.decided = threading.Condition()
         config = RunConfig.model_validate({"cells": {"decide_every_s": 0.05, "switch_limit_s": 1}})
@@ -134,9 +135,11 @@ def test_colocate_switches_all_cells_and_back(tmp_path: Path) -> None:
     rig = Rig(tmp_path, live=3)
     rig.board.wait_serving(LIMIT_S)
     rig.board.set_work(TrainingWork(expected=4))
-    rig.board.execution_ended(2)
+    rig.board.execution_ended("e0")
+    rig.board.execution_ended("e0")
+    rig.board.execution_ended("e1")
     assert rig.decisions == []
-    rig.board.execution_ended()
+    rig.board.execution_ended("e2")
     rig.wait_roles(Role.TRAINING, 2)
     assert rig.board.trainers() == ("a", "b")
     assert rig.gateway.cells == {"a": "leaving", "b": "leaving"}

@@ -41,3 +41,26 @@ def test_a_refused_group_leaves_room_for_its_repair() -> None:
     with pytest.raises(TooManyExcludedError, match=r"scoring\.max_excluded_share"):
         guard.admit("q", 2)
     guard.admit("q", 0)
+
+
+@given(st.lists(st.integers(0, 4), min_size=4, max_size=4), st.integers(0, 4))
+def test_a_later_attempt_counts_what_was_sealed_where_it_was_counted_before(
+    groups: list[int], kept: int
+) -> None:
+    first, later = (ExclusionGuard([2, 2], 4, 0.5) for _ in range(2))
+    outcomes = []
+    for guard in (first, later):
+        found = []
+        for number, excluded in enumerate(groups):
+            if guard is later and number < kept:
+                if outcomes[0][number]:
+                    later.count(excluded)
+                continue
+            try:
+                guard.admit(f"q{number}", excluded)
+            except TooManyExcludedError:
+                found.append(False)
+            else:
+                found.append(True)
+        outcomes.append(found)
+    assert outcomes[1] == outcomes[0][kept:]

@@ -1,0 +1,127 @@
+"""An attempt at a run: its daemons, with the weights to go on from, whatever came before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from prefect import get_run_logger
+
+from cells.checkpoint import Checkpoint, find_checkpoint, latest_checkpoint
+from cells.epoch import take_epoch
+from flows.earlier import close_earlier
+from flows.hosts import Hosts, hosts_of
+from flows.proof import write_proof
+from flows.rollouts import living
+from flows.warm_start import warm_start
+from storage.records import StepDone, StepPlan
+from storage.run import Run
+
+
+class LostWeightsError(RuntimeError):
+    """Weights that the run has to go on from are in no checkpoint."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """What daemons that are started anew begin with."""
+
+    policy_key: str
+    """HF directory in storage that engines and replicas start with."""
+    version: int
+    """The weight version that it is."""
+    checkpoint: Checkpoint | None
+    """What the core goes on from; None at the start of the run."""
+
+
+@contextmanager
+def attempt(root: str, run: Run) -> Iterator[Hosts]:
+    """The daemons of a run, ready to go on where the last attempt has ended; ended with the block.
+
+    What earlier attempts left unfinished in Prefect is marked as crashed.
+
+    Raises:
+        LostWeightsError: the newest checkpoint is older than what was already trained.
+        StartError: a daemon did not start.
+    """
+    say = get_run_logger().info
+    start = starting_point(run, warm_start(root, run.run_id))
+    with hosts_of(run, start.policy_key, start.version, say) as hosts:
+        if closed := close_earlier(run):
+            say(f"{closed} runs of earlier attempts are marked as crashed")
+        _restore(run, hosts, start.checkpoint)
+        try:
+            yield hosts
+        finally:
+            # What happened is written whatever happened, with the processes still there to ask.
+            write_proof(run, hosts)
+
+
+def starting_point(run: Run, first_policy: str) -> Start:
+    """Weights for daemons that are started anew.
+
+    The core goes on from the newest checkpoint. Engines serve the version that the step under way
+    was planned with as long as one of its executions has still to be run, also where a checkpoint
+    inside the step is newer.
+
+    Raises:
+        LostWeightsError: a checkpoint that is needed is gone. To train again from an older one
+            would give a version that rollouts were made with to other weights.
+    """
+    checkpoint = latest_checkpoint(run)
+    newest = checkpoint.manifest.version if checkpoint else 0
+    step, trained = first_undone(run)
+    if newest < trained:
+        raise LostWeightsError(
+            f"run {run.run_id}: step {step - 1} ended with version {trained}, the newest whole "
+            f"checkpoint has {newest}. Start a new run from what there is: --set "
+            f"model.source=hf_directory --set model.path={_folder(run, checkpoint, first_policy)}"
+        )
+    plan = run.layout.step_plan(step)
+    version = newest
+    if run.store.exists(plan):
+        planned = run.store.read_record(plan, StepPlan)
+        if living(run, planned.queries):
+            version = planned.policy_version
+    if not version:
+        return Start(first_policy, 0, checkpoint)
+    served = find_checkpoint(run, version)
+    if served is None:
+        raise LostWeightsError(
+            f"run {run.run_id}: step {step} has executions to run with version {version}, and no "
+            f"whole checkpoint holds it. Start a new run from what there is: --set "
+            f"model.source=hf_directory --set model.path={_folder(run, checkpoint, first_policy)}"
+        )
+    return Start(served.policy_key, version, checkpoint)
+
+
+def first_undone(run: Run) -> tuple[int, int]:
+    """The first step that is not done, and the version that the one before it ended with."""
+    version = 0
+    for step in range(run.config.training.steps):
+        key = run.layout.step_done(step)
+        if not run.store.exists(key):
+            return step, version
+        version = run.store.read_record(key, StepDone).policy_version
+    return run.config.training.steps, version
+
+
+def _folder(run: Run, checkpoint: Checkpoint | None, first_policy: str) -> str:
+    return str(run.store.local_path(checkpoint.policy_key if checkpoint else first_policy))
+
+
+def _restore(run: Run, hosts: Hosts, checkpoint: Checkpoint | None) -> None:
+    """Give a fresh core the optimizer state of the checkpoint; an adopted one is ahead of it."""
+    if checkpoint is None:
+        return
+    if hosts.core_version() > checkpoint.manifest.version:
+        return
+    epoch = take_epoch(run.store, run.layout)
+    args = {"path": str(run.store.local_path(checkpoint.state_key))}
+    hosts.cells[hosts.core].call(
+        "POST",
+        "/replica/restore",
+        {"epoch": epoch, "args": args},
+        limit_s=run.config.cells.switch_limit_s,
+    )

@@ -1,0 +1,118 @@
+"""Where an attempt begins: the weights that rollouts were made with never change."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from cells.checkpoint import MANIFEST
+from flows.attempt import LostWeightsError, first_undone, starting_point
+from flows.plan import step_plan
+from storage.layout import execution_id
+from storage.records import (
+    CheckpointManifest,
+    ExecutionOutcome,
+    ExecutionResult,
+    StepDone,
+    StepPlan,
+)
+from storage.run import Run
+
+FIRST = "policies/first"
+
+
+def keep_checkpoint(run: Run, version: int, step: int, update: int) -> None:
+    key = run.layout.checkpoint(version)
+    data = b"weights %d" % version
+    run.store.write(f"{key}/policy/model.safetensors", data)
+    files = {"policy/model.safetensors": hashlib.sha256(data).hexdigest()}
+    manifest = CheckpointManifest(version=version, step=step, update=update, files=files)
+    run.store.write_record(f"{key}/{MANIFEST}", manifest)
+
+
+def finish_step(run: Run, step: int, version: int) -> None:
+    done = StepDone(step=step, policy_version=version, seconds=1.0)
+    run.store.write_record(run.layout.step_done(step), done)
+
+
+def end_executions(run: Run, plan: StepPlan) -> None:
+    for query in plan.queries:
+        for member in range(query.group_size):
+            name = execution_id(query.query_id, member)
+            result = ExecutionResult(
+                execution_id=name,
+                query_id=query.query_id,
+                outcome=ExecutionOutcome.COMPLETED,
+                started_at=0.0,
+                ended_at=1.0,
+                waited_s=0.0,
+                exit_code=0,
+                calls=1,
+                workspace_key=None,
+                detail="",
+            )
+            run.store.write_record(run.layout.execution_result(name), result)
+
+
+def test_a_new_run_starts_from_the_first_policy(run_store: Run) -> None:
+    start = starting_point(run_store, FIRST)
+    assert (start.policy_key, start.version, start.checkpoint) == (FIRST, 0, None)
+    assert first_undone(run_store) == (0, 0)
+
+
+def test_a_killed_first_step_starts_from_the_first_policy_again(run_store: Run) -> None:
+    step_plan(run_store, 0, 0)
+    assert starting_point(run_store, FIRST).policy_key == FIRST
+
+
+def test_the_next_step_starts_from_the_newest_checkpoint(run_store: Run) -> None:
+    keep_checkpoint(run_store, 2, 0, 2)
+    finish_step(run_store, 0, 2)
+    start = starting_point(run_store, FIRST)
+    assert start.version == 2
+    assert start.policy_key.endswith("00000002/policy")
+    assert first_undone(run_store) == (1, 2)
+
+
+@pytest.fixture
+def inside_a_step(run_store: Run) -> StepPlan:
+    """Step 1 was planned with version 2; a checkpoint in the middle of it holds version 3."""
+    keep_checkpoint(run_store, 2, 0, 2)
+    finish_step(run_store, 0, 2)
+    plan = step_plan(run_store, 1, 2)
+    keep_checkpoint(run_store, 3, 1, 1)
+    return plan
+
+
+def test_executions_that_are_left_are_served_with_the_version_of_their_step(
+    run_store: Run, inside_a_step: StepPlan
+) -> None:
+    start = starting_point(run_store, FIRST)
+    assert start.version == inside_a_step.policy_version == 2
+    assert start.policy_key.endswith("00000002/policy")
+    assert start.checkpoint is not None
+    assert start.checkpoint.manifest.version == 3
+
+
+def test_without_executions_left_all_start_from_the_newest(
+    run_store: Run, inside_a_step: StepPlan
+) -> None:
+    end_executions(run_store, inside_a_step)
+    assert starting_point(run_store, FIRST).version == 3
+
+
+def test_a_version_that_is_still_to_be_served_and_gone_is_said(
+    run_store: Run, inside_a_step: StepPlan
+) -> None:
+    run_store.store.delete(run_store.layout.checkpoint(2))
+    with pytest.raises(LostWeightsError, match="executions to run with version 2"):
+        starting_point(run_store, FIRST)
+
+
+def test_what_was_trained_is_never_trained_again_from_an_older_checkpoint(run_store: Run) -> None:
+    keep_checkpoint(run_store, 2, 0, 2)
+    finish_step(run_store, 0, 2)
+    finish_step(run_store, 1, 4)
+    with pytest.raises(LostWeightsError, match=r"version 4, the newest whole checkpoint has 2"):
+        starting_point(run_store, FIRST)

@@ -1,0 +1,130 @@
+"""A later attempt at a group waits for what runs, keeps what ended, and redoes what was lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, cast
+
+import pytest
+
+from cells.board import Board
+from cells.client import DaemonClient, DaemonError
+from storage.layout import execution_id
+from storage.records import (
+    ExecutionOutcome,
+    ExecutionResult,
+    QueryPlan,
+    Split,
+)
+from storage.run import Run
+from tasks.rollout.group import run_groups
+
+pytestmark = pytest.mark.timeout(60)
+
+QUERY = QueryPlan(query_id="s00000-q0000", problem_id="p", split=Split.TRAIN, group_size=3)
+NAMES = [execution_id(QUERY.query_id, member) for member in range(QUERY.group_size)]
+
+
+class FakeHost:
+    """Knows which executions run; each ends when it is asked for it a second time."""
+
+    name = "executions"
+
+    def __init__(self, run: Run, running: list[str]) -> None:
+        self.run = run
+        self.running = running
+        self.started: list[str] = []
+        self.asked: Counter[str] = Counter()
+
+    def call(self, method: str, path: str, body: Any = None, **_: Any) -> dict[str, Any]:
+        name = path.rsplit("/", 1)[1]
+        if method == "PUT":
+            if name not in self.running:
+                self.started.append(name)
+                self.running.append(name)
+            return {"state": "queued"}
+        if name not in self.running:
+            return {"state": "unknown"}
+        self.asked[name] += 1
+        if self.asked[name] == 2:
+            end(self.run, name)
+        return {"state": "running"}
+
+
+def end(run: Run, name: str, outcome: ExecutionOutcome = ExecutionOutcome.COMPLETED) -> None:
+    result = ExecutionResult(
+        execution_id=name,
+        query_id=QUERY.query_id,
+        outcome=outcome,
+        started_at=0.0,
+        ended_at=1.0,
+        waited_s=0.0,
+        exit_code=0,
+        calls=0,
+        workspace_key=None,
+        detail="",
+    )
+    run.store.write_record(run.layout.execution_result(name), result)
+
+
+def go(run: Run, host: FakeHost, board: Board) -> None:
+    run_groups(
+        run,
+        cast(DaemonClient, host),
+        [QUERY],
+        0,
+        1.0,
+        ended=board.execution_ended,
+        stopped=lambda: board.stopped,
+    )
+
+
+def calls_of(run: Run, name: str) -> str:
+    return f"{run.layout.calls(name)}/00000000.jsonl"
+
+
+def test_one_that_runs_keeps_the_calls_that_were_recorded(run_store: Run) -> None:
+    run_store.store.write(calls_of(run_store, NAMES[0]), b"{}\n")
+    run_store.store.write(calls_of(run_store, NAMES[1]), b"{}\n")
+    host = FakeHost(run_store, [NAMES[0]])
+    board = Board(live=NAMES, serve_version=0)
+    go(run_store, host, board)
+    assert host.started == NAMES[1:]
+    assert run_store.store.exists(calls_of(run_store, NAMES[0]))
+    # The host had never heard of it: those calls are of a harness that has died.
+    assert not run_store.store.exists(calls_of(run_store, NAMES[1]))
+    assert board.live == 0
+
+
+def test_one_that_ended_while_the_step_began_is_counted_once(run_store: Run) -> None:
+    board = Board(live=NAMES, serve_version=0)
+    end(run_store, NAMES[0])
+    host = FakeHost(run_store, [])
+    go(run_store, host, board)
+    assert host.started == NAMES[1:]
+    assert board.live == 0
+
+
+def test_one_that_failed_on_our_side_is_run_again_until_its_group_is_sealed(
+    run_store: Run,
+) -> None:
+    for name in NAMES:
+        end(run_store, name, ExecutionOutcome.HOST_FAILED)
+    host = FakeHost(run_store, [])
+    go(run_store, host, Board(live=NAMES, serve_version=0))
+    assert host.started == NAMES
+    for name in NAMES:
+        end(run_store, name, ExecutionOutcome.HOST_FAILED)
+    run_store.store.write(run_store.layout.group(QUERY.query_id), b"sealed")
+    later = FakeHost(run_store, [])
+    go(run_store, later, Board(live=[], serve_version=0))
+    assert later.started == []
+
+
+def test_a_host_that_forgets_is_an_error(run_store: Run) -> None:
+    class Forgetful(FakeHost):
+        def call(self, method: str, path: str, body: Any = None, **_: Any) -> dict[str, Any]:
+            return {"state": "unknown"}
+
+    with pytest.raises(DaemonError, match="has forgotten"):
+        go(run_store, Forgetful(run_store, []), Board(live=NAMES, serve_version=0))
