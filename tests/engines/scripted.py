@@ -2,16 +2,23 @@
 
 One ``Script`` can be shared by several engines: a prompt that begins with a known prompt and part
 of its reply gets the rest of that reply, with the same log-probs, as the same model would.
+
+``python -m tests.engines.scripted --reply 5,6,7`` serves as a process and prints its address: every
+prompt gets the same reply, in chunks as SGLang streams them.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import re
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
+import uvloop
 from aiohttp import web
 
 
@@ -40,6 +47,50 @@ class Script:
         return reply
 
 
+class Parrot:
+    """``/generate`` that says the same to every prompt, and reads of a request only what it needs:
+    what measures a gateway must cost less than a gateway."""
+
+    def __init__(self, reply: list[int], every: int) -> None:
+        self._reply = reply
+        self._every = every
+        meta = self._meta(0, len(reply), {"type": "stop", "matched": reply[-1]})
+        self._whole = orjson.dumps({"text": "", "meta_info": meta})
+        self._chunks = [
+            b"data: " + orjson.dumps({"text": "", "meta_info": meta}) + b"\n\n"
+            for meta in self._metas()
+        ]
+        self._chunks[-1] += b"data: [DONE]\n\n"
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        if re.search(rb'"stream": ?true', body) is None:
+            return web.Response(body=self._whole, content_type="application/json")
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        for chunk in self._chunks:
+            await response.write(chunk)
+        return response
+
+    def _metas(self) -> list[dict[str, Any]]:
+        ends = [*range(self._every, len(self._reply), self._every), len(self._reply)]
+        stop = {"type": "stop", "matched": self._reply[-1]}
+        return [
+            self._meta(start, end, stop if end == len(self._reply) else None)
+            for start, end in zip([0, *ends], ends, strict=False)
+        ]
+
+    def _meta(self, start: int, end: int, reason: dict[str, Any] | None) -> dict[str, Any]:
+        rows = [[logprob(at, token), token, None] for at, token in enumerate(self._reply)]
+        return {
+            "finish_reason": reason,
+            "output_token_logprobs": rows[start:end],
+            "output_token_logprobs_length": end,
+            "weight_versions": [{"version": "0", "start": 0, "end": end}],
+            "cached_tokens": 0,
+        }
+
+
 @dataclass
 class _Running:
     rid: str
@@ -49,7 +100,11 @@ class _Running:
 class ScriptedEngine:
     """One engine.
 
+    Args:
+        incremental: whether streamed chunks hold only what is new.
+
     Attributes:
+        delay_s: before the first token of a generation, and before each further chunk.
         hold_after: tokens after which a generation stands still until ``release`` is set.
         fail: what the next requests do instead: ``500``, ``400``, ``drop`` (connection cut where it
             stands still, or at once) or ``deaf`` (ignores its first abort).
@@ -61,6 +116,7 @@ class ScriptedEngine:
         self.script = script
         self.version = version
         self.incremental = incremental
+        self.delay_s = (0.0, 0.0)
         self.hold_after: int | None = None
         self.release = asyncio.Event()
         self.reached = asyncio.Event()
@@ -126,6 +182,7 @@ class ScriptedEngine:
             response = web.StreamResponse(headers={"content-type": "text/event-stream"})
             await response.prepare(request)
         done = 0
+        await self._delay(running, 0)
         if self.hold_after is not None and self.hold_after < len(ids):
             done = self.hold_after
             if response is not None:
@@ -141,10 +198,20 @@ class ScriptedEngine:
         if response is None:
             return web.json_response(self._answer(prompt, ids, 0, len(ids), reason))
         for end in range(done + 1, len(ids)):
+            await self._delay(running, 1)
+            if running.aborted.is_set():
+                ids, reason = ids[: end - 1], {"type": "abort", "message": "Aborted"}
+                break
             await response.write(self._event(prompt, ids, end - 1, end, None))
         await response.write(self._event(prompt, ids, max(done, len(ids) - 1), len(ids), reason))
         await response.write(b"data: [DONE]\n\n")
         return response
+
+    async def _delay(self, running: _Running, which: int) -> None:
+        """As long as this engine takes, or until the abort."""
+        if self.delay_s[which]:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(running.aborted.wait(), self.delay_s[which])
 
     async def _stand_still(self, running: _Running) -> bool:
         """Until released or aborted; False when the script cuts the connection."""
@@ -182,3 +249,27 @@ class ScriptedEngine:
                 "completion_tokens": end,
             },
         }
+
+
+async def _serve(reply: list[int], every: int) -> None:
+    app = web.Application(client_max_size=64 << 20)
+    app.router.add_post("/generate", Parrot(reply, every).generate)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    print(f"http://{host}:{port}", flush=True)
+    await asyncio.Event().wait()
+
+
+def main() -> None:
+    """Serve until killed."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--reply", required=True, help="ids, with commas between")
+    parser.add_argument("--every", type=int, default=16, help="tokens of a chunk")
+    arguments = parser.parse_args()
+    uvloop.run(_serve([int(one) for one in arguments.reply.split(",")], arguments.every))
+
+
+if __name__ == "__main__":
+    main()
