@@ -61,8 +61,14 @@ class Executions:
         self._watching = asyncio.create_task(around.sessions.watch())
 
     async def submit(self, spec: ExecutionSpec) -> State:
-        """Take an execution, unless it is known or has ended before."""
+        """Take an execution, unless it is known or has ended before.
+
+        One whose result was taken out of storage is run anew.
+        """
         entry = await self.find(spec.execution_id)
+        if entry is not None and entry.state is State.ENDED and not await self._stored(spec):
+            self._entries.pop(spec.execution_id, None)
+            entry = None
         if entry is None:
             entry = self._entries[spec.execution_id] = Entry()
             entry.task = asyncio.create_task(self._carry_out(spec, entry))
@@ -79,6 +85,10 @@ class Executions:
                 entry.ended.set()
                 self._entries.setdefault(execution, entry)
         return self._entries.get(execution)
+
+    async def _stored(self, spec: ExecutionSpec) -> bool:
+        key = self._run.layout.execution_result(spec.execution_id)
+        return await asyncio.to_thread(self._run.store.exists, key)
 
     async def drop(self, execution: str) -> State:
         """End the harness of an execution that runs or waits, without a result."""
