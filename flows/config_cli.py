@@ -16,6 +16,8 @@ from configs.load import ConfigError, dump_config, load_config, preset_names
 from configs.run import RunConfig
 from configs.schema import SettingRow, markdown, setting_rows
 from flows.console import ConfigOption, SetOption, failure
+from tasks.problems.check import check_problems
+from tasks.problems.source import ProblemSourceError
 
 _OUT = Console()
 
@@ -62,7 +64,8 @@ def show(
 def check(config: ConfigOption = "quickstart", settings: SetOption = None) -> None:
     """Check a configuration without starting anything. Exit code 0 when it is good, 2 when not.
 
-    A bad one is answered with the key, the value, and what is allowed there.
+    A bad one is answered with the key, the value, and what is allowed there. The problems are
+    loaded, and must fit the model's context.
 
     [bold]Examples[/bold]
 
@@ -71,6 +74,10 @@ def check(config: ConfigOption = "quickstart", settings: SetOption = None) -> No
       gyre config check --set training.updates_per_step=8
     """
     loaded = _loaded(config, settings)
+    try:
+        check_problems(loaded)
+    except ProblemSourceError as error:
+        raise failure(error) from None
     executions = loaded.rollout.queries * loaded.rollout.group_size
     updates = loaded.training.steps * loaded.training.updates_per_step
     cells = ", ".join(cell.name for cell in loaded.cells.cells)

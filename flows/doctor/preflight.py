@@ -11,6 +11,8 @@ from flows.doctor.finding import Finding, Status, fail, ok
 from storage.errors import StorageError
 from storage.layout import RunLayout
 from storage.objects import Store
+from tasks.problems.check import check_problems
+from tasks.problems.source import ProblemSourceError
 from tasks.warm_start.policies import PolicyError, model_folder
 from tasks.warm_start.policy_check import check_policy
 
@@ -59,6 +61,7 @@ def findings(
     if prefect:
         yield places.prefect_port(config)
     yield policy(config, root, run_id)
+    yield problems(config)
 
 
 def _told(finding: Finding) -> str:
@@ -78,6 +81,14 @@ def policy(config: RunConfig, root: str, run_id: str = "") -> Finding:
     except PolicyError as error:
         return fail("policy", str(error))
     return ok("policy", f"{folder}: weights, config and tokenizer fit each other")
+
+
+def problems(config: RunConfig) -> Finding:
+    """Whether the problems can be loaded, and fit the model."""
+    try:
+        return ok("problems", check_problems(config))
+    except ProblemSourceError as error:
+        return fail("problems", str(error))
 
 
 def _imported(root: str, run_id: str) -> bool:

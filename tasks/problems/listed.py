@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from hashlib import blake2b
+from pathlib import Path
 
 from configs.problems import SourceConfig
 from storage.records import Split
-from tasks.problems.source import ProblemSourceError
+from tasks.problems.source import (
+    BARE,
+    Enclosure,
+    EvaluationLimits,
+    Problem,
+    ProblemSourceError,
+    TestReport,
+)
 
 
-class ListedSource:
+class ListedSource(ABC):
     """The part of a source that chooses among its names. A subclass loads and evaluates.
 
     A name is in the same split in every run, whatever other names there are: held out is one whose
@@ -39,6 +48,20 @@ class ListedSource:
         held_out = [name for name in chosen if config.held_out or _is_held_out(name, config)]
         train = [name for name in chosen if name not in set(held_out)]
         self._names = {Split.TRAIN: tuple(sorted(train)), Split.HELD_OUT: tuple(sorted(held_out))}
+
+    @abstractmethod
+    def load(self, problem_id: str) -> Problem:
+        """The problem of an id."""
+
+    @abstractmethod
+    def evaluate(
+        self,
+        problem: Problem,
+        workspace: Path,
+        limits: EvaluationLimits,
+        enclosure: Enclosure = BARE,
+    ) -> TestReport:
+        """Run the hidden tests on a workspace."""
 
     def names(self, split: Split) -> tuple[str, ...]:
         """All problems of a split, sorted."""
