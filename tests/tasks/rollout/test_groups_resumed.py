@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,11 +15,15 @@ from storage.layout import execution_id
 from storage.records import (
     ExecutionOutcome,
     ExecutionResult,
+    ExecutionSpec,
     QueryPlan,
     Split,
 )
 from storage.run import Run
-from tasks.rollout.group import run_groups
+from tasks.rollout import executions
+from tasks.rollout.execution import Surroundings
+from tasks.rollout.executions import Executions, State
+from tasks.rollout.group import run_groups, spec_of
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -51,8 +57,8 @@ class FakeHost:
         return {"state": "running"}
 
 
-def end(run: Run, name: str, outcome: ExecutionOutcome = ExecutionOutcome.COMPLETED) -> None:
-    result = ExecutionResult(
+def result_of(name: str, outcome: ExecutionOutcome) -> ExecutionResult:
+    return ExecutionResult(
         execution_id=name,
         query_id=QUERY.query_id,
         outcome=outcome,
@@ -64,7 +70,10 @@ def end(run: Run, name: str, outcome: ExecutionOutcome = ExecutionOutcome.COMPLE
         workspace_key=None,
         detail="",
     )
-    run.store.write_record(run.layout.execution_result(name), result)
+
+
+def end(run: Run, name: str, outcome: ExecutionOutcome = ExecutionOutcome.COMPLETED) -> None:
+    run.store.write_record(run.layout.execution_result(name), result_of(name, outcome))
 
 
 def go(run: Run, host: FakeHost, board: Board) -> None:
@@ -128,3 +137,27 @@ def test_a_host_that_forgets_is_an_error(run_store: Run) -> None:
 
     with pytest.raises(DaemonError, match="has forgotten"):
         go(run_store, Forgetful(run_store, []), Board(live=NAMES, serve_version=0))
+
+
+async def test_the_host_runs_one_anew_whose_result_was_taken_out_of_storage(
+    run_store: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+
+    async def carry_out(spec: ExecutionSpec, *_: Any) -> ExecutionResult:
+        begun.append(spec.execution_id)
+        return result_of(spec.execution_id, ExecutionOutcome.HOST_FAILED)
+
+    monkeypatch.setattr(executions, "carry_out", carry_out)
+    sessions = SimpleNamespace(watch=asyncio.Event().wait)
+    host = Executions(run_store, cast(Surroundings, SimpleNamespace(sessions=sessions)))
+    spec = spec_of(run_store, QUERY, 0, 0, 1.0)
+    for _ in range(2):
+        await host.submit(spec)
+        entry = await host.find(spec.execution_id)
+        assert entry is not None
+        await entry.ended.wait()
+        assert await host.submit(spec) is State.ENDED
+        run_store.store.delete(run_store.layout.execution(spec.execution_id))
+    assert begun == [spec.execution_id] * 2
+    host._watching.cancel()
