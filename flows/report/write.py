@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 from configs.load import dump_config
 from storage.run import Run
 
@@ -28,3 +31,23 @@ def write_report(run: Run) -> str:
     """
     run.store.write(run.layout.report, make_report(run).encode())
     return run.layout.report
+
+
+@contextmanager
+def reported(run: Run, warn: Callable[[str], None]) -> Iterator[None]:
+    """Write the page when the block has ended, also when it failed. Not when it was cancelled: that
+    must not take longer than it has to, and ``gyre report`` can write the page later."""
+    try:
+        yield
+    except Exception:
+        _try_to_write(run, warn)
+        raise
+    _try_to_write(run, warn)
+
+
+def _try_to_write(run: Run, warn: Callable[[str], None]) -> None:
+    try:
+        write_report(run)
+    except Exception as error:  # noqa: BLE001 - no reason for a run to fail
+        reason = f"{type(error).__name__}: {error}"
+        warn(f"no report was written ({reason}); gyre report {run.run_id} tries again")

@@ -13,9 +13,10 @@ from cells.levels import Level
 from cells.manager import Decision
 from cells.scheduler import Role
 from configs.load import load_config
-from flows.report import figures, make_report, write_report
+from flows.report import figures, make_report, reported, write_report
 from flows.report.history import LATE, TIMED_OUT, read_history
 from flows.report.roles import FAILED, Span, role_spans
+from storage.journal import append_line
 from storage.run import Run, create_run
 from tests.flows.recorded import (
     CELLS,
@@ -156,3 +157,26 @@ def test_a_failed_cell_is_shown_as_failed_until_it_is_back() -> None:
 def test_a_switch_that_has_not_ended_is_a_switch() -> None:
     rows = [level(0, a=Role.ROLLOUT), level(5, a=Role.SWITCHING)]
     assert role_spans(rows, (), 0, 9)[-1] == Span("a", "switching", 5, 9, "")
+
+
+def test_a_page_is_written_at_the_end_of_a_run_that_failed_too(tmp_path: Path) -> None:
+    run = record_run(tmp_path, steps=1)
+    with pytest.raises(RuntimeError, match="evaluator"), reported(run, pytest.fail):
+        raise RuntimeError("the evaluator")
+    assert run.store.exists(run.layout.report)
+
+
+def test_a_cancelled_run_is_not_held_up(tmp_path: Path) -> None:
+    run = record_run(tmp_path, steps=1)
+    with pytest.raises(KeyboardInterrupt), reported(run, pytest.fail):
+        raise KeyboardInterrupt
+    assert not run.store.exists(run.layout.report)
+
+
+def test_a_page_that_cant_be_made_fails_no_run(tmp_path: Path) -> None:
+    run = record_run(tmp_path, steps=0)
+    append_line(run.store, run.layout.metrics, b"{}")
+    warnings: list[str] = []
+    with reported(run, warnings.append):
+        pass
+    assert len(warnings) == 1 and "gyre report recorded" in warnings[0]
