@@ -18,8 +18,8 @@ from prefect.states import Pending
 from prefect.utilities.annotations import allow_failure
 
 from cells.board import Board
-from cells.checkpoint import prune_checkpoints, save_checkpoint
-from cells.client import DaemonError
+from cells.checkpoint import CheckpointError, prune_checkpoints, save_checkpoint
+from cells.client import DaemonClient, DaemonError
 from cells.epoch import take_epoch
 from cells.task import manage_cells
 from flows.attempt import attempt, first_undone
@@ -27,6 +27,7 @@ from flows.hosts import Hosts, kept_elsewhere, kept_hosts
 from flows.plan import step_plan
 from flows.rollouts import living, roll_out
 from flows.roots import absolute_root
+from storage.objects import StorageError
 from storage.records import Excluded, GroupHeader, StepDone, StepPlan
 from storage.run import Run, open_run
 from storage.samples import read_group
@@ -152,15 +153,17 @@ def _run(run: Run, root: str, hosts: Hosts, step: int) -> int:
         checkpoint = save_checkpoint(
             run, core, epoch=epoch, step=step, update=run.config.training.updates_per_step
         )
+    except Exception as error:
+        feed.fail(error)
+        _end(board, manager, trainer)
+        _keep_updates(run, core, epoch, step)
+        raise
     except BaseException as error:
         feed.fail(error)
-        if not isinstance(error, Exception):
-            _cut_short(hosts, board, manager, trainer)
+        _cut_short(hosts, board, manager, trainer)
         raise
     finally:
-        board.stop()
-        manager.wait()
-        trainer.wait()
+        _end(board, manager, trainer)
     record = StepDone(step=step, policy_version=version, seconds=time.monotonic() - began)
     run.store.write_record_once(run.layout.step_done(step), record)
     # Only now: until it is done, the step may need the version that it was planned with again.
@@ -173,6 +176,22 @@ def _run(run: Run, root: str, hosts: Hosts, step: int) -> int:
         checkpoint.key,
     )
     return version
+
+
+def _end(board: Board, *tasks: PrefectFuture[Any]) -> None:
+    board.stop()
+    for task in tasks:
+        task.wait()
+
+
+def _keep_updates(run: Run, core: DaemonClient, epoch: int, step: int) -> None:
+    """The updates of a step that has failed go into a checkpoint, where the core can still save
+    one: a retry then has not to train them again."""
+    updates = range(run.config.training.updates_per_step)
+    done = sum(run.store.exists(run.layout.update(step, update)) for update in updates)
+    if done:
+        with suppress(DaemonError, CheckpointError, StorageError, OSError):
+            save_checkpoint(run, core, epoch=epoch, step=step, update=done)
 
 
 def _cut_short(hosts: Hosts, board: Board, *tasks: PrefectFuture[Any]) -> None:
