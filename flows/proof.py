@@ -36,6 +36,9 @@ _PACKAGES = (
 )
 _PAGE = 200
 
+FORMAT = 1
+"""Of run.json."""
+
 
 def write_proof(run: Run, hosts: Hosts) -> None:
     """Write run.json from what the daemons say and what Prefect recorded.
@@ -44,6 +47,7 @@ def write_proof(run: Run, hosts: Hosts) -> None:
     left is kept under ``earlier_attempts``.
     """
     proof = {
+        "format": FORMAT,
         "run_id": run.run_id,
         "config": run.config.name,
         "written_at": time.time(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from cells.serving.cpu_support.conditions import (
     CpuSupportError,
     check_conditions,
 )
+from cells.serving.cpu_support.stand_ins import PACKAGES
 
 ON_CPU = {"SGLANG_USE_CPU_ENGINE": "1"}
 NO_GPU = (Path("/dev/no-such-gpu"),)
@@ -50,41 +50,44 @@ def test_the_cpu_engine_must_be_asked_for() -> None:
 
 
 def run(code: str) -> str:
-    """Standard output of ``code`` in a fresh interpreter: stand-ins stay in one for ever."""
-    begin = "from cells.serving.cpu_support.stand_ins import *; StandInFinder.install(); "
+    """Standard output of ``code`` in a fresh interpreter: stand-ins stay in one for ever. They
+    stand for a package that no machine has, and for one that every machine has."""
+    begin = (
+        "import cells.serving.cpu_support.stand_ins as stand_ins; "
+        "from cells.serving.cpu_support.stand_ins import *; "
+        "stand_ins.PACKAGES = ('no_such_kernel', 'wave'); StandInFinder.install(); "
+    )
     done = subprocess.run(
         [sys.executable, "-c", begin + code], capture_output=True, text=True, timeout=60, check=True
     )
     return done.stdout.strip()
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("sgl_kernel") is not None, reason="the real package wins"
-)
 def test_a_stand_in_can_be_imported_subclassed_and_never_called() -> None:
     code = """
-import sgl_kernel.flash_attn, sgl_kernel
-from sgl_kernel import moe_align
-class Mine(sgl_kernel.Something): pass
-assert sgl_kernel.flash_attn is sys.modules["sgl_kernel.flash_attn"]
-assert not hasattr(sgl_kernel, "__wrapped__")
-for what in (moe_align, sgl_kernel.flash_attn.attend, Mine):
+import no_such_kernel.flash_attn, no_such_kernel
+from no_such_kernel import moe_align
+class Mine(no_such_kernel.Something): pass
+assert no_such_kernel.flash_attn is sys.modules["no_such_kernel.flash_attn"]
+assert not hasattr(no_such_kernel, "__wrapped__")
+for what in (moe_align, no_such_kernel.flash_attn.attend, Mine):
     try:
         what(1)
     except MissingKernelError as error:
         print(error)
 """
     assert run(f"exec({code!r})").splitlines() == [
-        "sgl_kernel.moe_align has no implementation on a CPU",
-        "sgl_kernel.flash_attn.attend has no implementation on a CPU",
+        "no_such_kernel.moe_align has no implementation on a CPU",
+        "no_such_kernel.flash_attn.attend has no implementation on a CPU",
         "Mine has no implementation on a CPU",
     ]
 
 
 def test_real_packages_win_and_others_stay_absent() -> None:
     code = """
-import json
-assert json.dumps([1]) == "[1]"
+import wave
+assert not isinstance(wave, StandInModule)
+assert wave.open.__module__ == "wave"
 try:
     import no_such_package
 except ModuleNotFoundError as error:
@@ -93,3 +96,7 @@ StandInFinder.install()
 print(sum(isinstance(finder, StandInFinder) for finder in sys.meta_path))
 """
     assert run(f"exec({code!r})").split() == ["no_such_package", "1"]
+
+
+def test_the_stand_ins_are_those_that_sglang_asks_for() -> None:
+    assert PACKAGES == ("sgl_kernel", "torchvision", "torchaudio")
