@@ -14,6 +14,8 @@ from flows import (
     evaluate_cli,
     gc_cli,
     inspect_cli,
+    problems_cli,
+    rescore_cli,
     runs_cli,
     samples_cli,
     simulate_cli,
@@ -62,6 +64,8 @@ def _gyre(
 
 
 train_cli.register(app)
+rescore_cli.register(app)
+problems_cli.register(app)
 evaluate_cli.register(app)
 runs_cli.register(app)
 inspect_cli.register(app)

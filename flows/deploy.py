@@ -10,10 +10,16 @@ from prefect.deployments.runner import RunnerDeployment
 from prefect.types.entrypoint import EntrypointType
 
 from flows.evaluate import evaluate
+from flows.rescore import rescore_run
 from flows.rl_step import rl_step
 from flows.train import train
 
-_FLOWS: dict[str, Flow[Any, Any]] = {"train": train, "rl_step": rl_step, "evaluate": evaluate}
+_FLOWS: dict[str, Flow[Any, Any]] = {
+    "train": train,
+    "rl_step": rl_step,
+    "evaluate": evaluate,
+    "rescore": rescore_run,
+}
 
 
 def deploy(work_pool: str, root: str) -> dict[str, UUID]:

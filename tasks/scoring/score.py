@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
 import tempfile
 import time
+from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
 
@@ -28,6 +30,7 @@ from tasks.problems.source import (
     TestReport,
     make_source,
 )
+from tasks.rollout.sandboxes.limits import Limits
 from tasks.rollout.sandboxes.sandbox import Sandbox, SandboxError, make_sandbox
 from tasks.rollout.snapshot import SnapshotError, remove_tree, thaw
 from tasks.scoring.enclosure import RoomEnclosure
@@ -36,6 +39,8 @@ from tasks.scoring.reward import make_reward, reward_of
 from tasks.scoring.verdicts import add_verdict, newest_verdict
 
 _LOG_CHARS = 4000
+_TESTS_MB = 256
+"""Memory of an evaluation beside that of the agent's code: its test runner, and temporary files."""
 _REASONS: dict[type[Exception], str] = {
     StorageError: "storage",
     RecordError: "storage",
@@ -117,11 +122,12 @@ def _evaluated(store: Store, config: RunConfig, result: ExecutionResult, problem
     folder = Path(tempfile.mkdtemp(prefix="gyre-evaluation-"))
     try:
         limits = EvaluationLimits(config.scoring.limit_s, config.scoring.memory_mb)
-        enclosure = RoomEnclosure(_sandbox(config.rollout.sandbox), folder.resolve())
-        workspace = enclosure.room.workspace
-        data = store.read(result.workspace_key)
-        thaw(data, workspace, int(config.rollout.workspace_limit_mb * 1e6))
-        tests = _checked(evaluate(problem, workspace, limits, enclosure))
+        sandbox = _sandbox(config.rollout.sandbox, config.rollout.image)
+        with closing(RoomEnclosure(sandbox, folder.resolve(), _bounds(config))) as enclosure:
+            workspace = enclosure.room.workspace
+            data = store.read(result.workspace_key)
+            thaw(data, workspace, int(config.rollout.workspace_limit_mb * 1e6))
+            tests = _checked(evaluate(problem, workspace, limits, enclosure))
         reward = reward_of(make_reward(config.problems.reward), problem, tests, workspace)
     except _OURS:
         raise
@@ -138,6 +144,15 @@ def _evaluated(store: Store, config: RunConfig, result: ExecutionResult, problem
         tests_passed=tests.passed,
         tests_total=tests.total,
         log=_log(tests),
+    )
+
+
+def _bounds(config: RunConfig) -> Limits:
+    return Limits(
+        memory_mb=config.scoring.memory_mb + _TESTS_MB,
+        file_mb=config.scoring.memory_mb,
+        cpu_s=math.ceil(config.scoring.limit_s) + 1,
+        processes=config.rollout.processes,
     )
 
 
@@ -173,5 +188,5 @@ def _source(config: ProblemsConfig) -> ProblemSource:
 
 
 @lru_cache(maxsize=4)
-def _sandbox(kind: SandboxKind) -> Sandbox:
-    return make_sandbox(kind)
+def _sandbox(kind: SandboxKind, image: str) -> Sandbox:
+    return make_sandbox(kind, image)

@@ -68,7 +68,7 @@ def score_executions(
 
 def _failure(run: Run, query: QueryPlan, execution: str, attempt: int, board: Board) -> str | None:
     """What an evaluation failed with; None when there is a verdict, or no more need of one."""
-    with _evaluators(run.config.scoring.parallel):
+    with evaluators(run.config.scoring.parallel):
         if board.stopped:
             return None
         try:
@@ -88,6 +88,6 @@ def give_up(run: Run, execution: str, query: str, error: EvaluatorError) -> None
 
 
 @lru_cache(maxsize=8)
-def _evaluators(parallel: int) -> threading.Semaphore:
+def evaluators(parallel: int) -> threading.Semaphore:
     """Evaluations share the cores with engines, however many groups are scored at once."""
     return threading.Semaphore(parallel)

@@ -21,6 +21,20 @@ def newest_verdict(store: Store, layout: RunLayout, execution: str) -> VerdictRe
     return store.read_record(layout.verdict(execution, versions[-1]), VerdictRecord)
 
 
+def read_verdict(
+    store: Store, layout: RunLayout, execution: str, version: int
+) -> VerdictRecord | None:
+    """The verdict of that number, or None for -1.
+
+    Raises:
+        MissingObjectError: there is none.
+        RecordError: it can't be read by this version.
+    """
+    if version < 0:
+        return None
+    return store.read_record(layout.verdict(execution, version), VerdictRecord)
+
+
 def add_verdict(
     store: Store,
     layout: RunLayout,
