@@ -16,6 +16,7 @@ from cells.gateway.kinds import (
     Rule,
     asks_summary,
     background,
+    is_summariser,
     kind_of,
 )
 from cells.gateway.matching import Branches
@@ -122,7 +123,7 @@ def _codex_summary(headers: Headers, request: ChatRequest) -> str | None:
 
 
 def _opencode_background(headers: Headers, request: ChatRequest) -> str | None:
-    if request.tools or asks_summary(request):
+    if request.tools or is_summariser(request):
         return None
     first = request.messages[0]
     found = first["role"] == "system" and _TITLE.search(first["content"])
@@ -130,9 +131,8 @@ def _opencode_background(headers: Headers, request: ChatRequest) -> str | None:
 
 
 def _opencode_summary(headers: Headers, request: ChatRequest) -> str | None:
-    if request.tools or not asks_summary(request):
-        return None
-    return "no tools, asks for a summary"
+    asks = asks_summary(request) or is_summariser(request)
+    return "no tools, asks for a summary" if asks and not request.tools else None
 
 
 HARNESSES: tuple[Rule, ...] = (

@@ -14,7 +14,7 @@ from storage.records import CallKind
 
 MAIN = "main"
 BACKGROUND = "background"
-_SUMMARY = re.compile(r"summar|compact|state[ _-]snapshot", re.IGNORECASE)
+_SUMMARY = re.compile(r"summar[iy]|compact|state[ _-]snapshot", re.IGNORECASE)
 _TASK_LENGTH = 8
 """Characters that a task must have to be told from a common word."""
 
@@ -60,7 +60,9 @@ def by_shape(request: ChatRequest, node: Node | None, branches: Branches) -> Ori
     Anything else new is a sub-agent; its parent is the agent that has a tool call open with the
     sub-agent's task in it.
     """
-    asks = asks_summary(request)
+    # Harnesses without tools show the output of commands as the user's words: whatever is in
+    # there asks for nothing.
+    asks = asks_summary(request) and any(m["role"] == "tool" for m in request.messages)
     known = [agent for agent in branches.roots if agent != BACKGROUND]
     if node is not None:
         agent = node.agent
@@ -75,7 +77,7 @@ def by_shape(request: ChatRequest, node: Node | None, branches: Branches) -> Ori
         if request.messages[0] == branches.roots[agent]:
             parent = None if agent == MAIN else parent_of(request, branches)
             return Origin(agent, kind_of(agent, asks), f"shape: opens as {agent} did", parent)
-    if not request.tools and asks:
+    if not request.tools and (asks_summary(request) or is_summariser(request)):
         return Origin(MAIN, CallKind.MAIN_SUMMARY, "shape: asks for a summary, has no tools")
     if lone:
         return background("shape: a lone question without tools")
@@ -98,16 +100,17 @@ def background(reason: str) -> Origin:
 
 
 def asks_summary(request: ChatRequest) -> bool:
-    """Whether the last message, or the only system message of a call without tools, asks for a
-    summary. The first message of a history never does: it is the task, whatever its words."""
+    """Whether the last message asks for a summary. The first words of a user never do: they are the
+    task, whatever they say."""
     last = request.messages[-1]
-    told = last["role"] in ("user", "system") and _SUMMARY.search(last["content"]) is not None
-    if told and any(m["role"] in ("assistant", "tool") for m in request.messages):
-        return True
+    told = last["role"] == "user" and _SUMMARY.search(last["content"]) is not None
+    return told and any(m["role"] in ("assistant", "tool") for m in request.messages)
+
+
+def is_summariser(request: ChatRequest) -> bool:
+    """Whether the system prompt is that of somebody who writes summaries."""
     first = request.messages[0]
-    return not request.tools and (
-        told or (first["role"] == "system" and _SUMMARY.search(first["content"]) is not None)
-    )
+    return first["role"] == "system" and _SUMMARY.search(first["content"]) is not None
 
 
 def parent_of(request: ChatRequest, branches: Branches) -> str:
