@@ -88,6 +88,13 @@ class ObjectiveConfig(Section):
     )
 
 
+class PackKind(StrEnum):
+    """How samples lie in a micro-step."""
+
+    TREE = "tree"
+    FLAT = "flat"
+
+
 class TrainingConfig(Section):
     """Updates and checkpoints."""
 
@@ -102,7 +109,16 @@ class TrainingConfig(Section):
     weight_decay: float = setting(0.0, "AdamW weight decay.", unit="1", ge=0, le=10)
     clip_norm: float = setting(1.0, "Global gradient norm.", unit="1", gt=0, le=1e6)
     micro_step_tokens: int = setting(
-        2048, "Tokens of a micro-step.", unit="tokens", ge=16, le=16_777_216
+        2048,
+        "Tokens of a micro-step; with pack tree a shared prefix counts once.",
+        unit="tokens",
+        ge=16,
+        le=16_777_216,
+    )
+    pack: PackKind = setting(
+        PackKind.TREE,
+        "tree computes a prefix that samples of a micro-step share once, flat computes each sample "
+        "by itself; the gradient is the same.",
     )
     checkpoint_every: int = setting(
         0,

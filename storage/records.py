@@ -256,7 +256,7 @@ class GroupHeader(Record):
     sealed_at: float
     members: tuple[Member, ...]
     spread: bool
-    """Whether at least two valid members differ in reward."""
+    """Whether there are enough valid members, and at least two of them differ in reward."""
 
 
 class CheckpointManifest(Record):
@@ -295,6 +295,9 @@ class UpdateMetrics(Record):
     """The largest of these differences."""
     target_tokens: int
     trained_tokens: int
+    computed_tokens: int | None = None
+    """Tokens that went through the model: fewer than ``trained_tokens`` where samples share
+    prefixes. None in a record of an older version."""
     rollout_s: float
     train_s: float
     switch_s: float

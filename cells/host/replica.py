@@ -11,6 +11,7 @@ from cells.reason import exit_words, log_since, log_size, reason
 from cells.replica.client import ReplicaClient
 from cells.replica.settings import ReplicaSettings
 from configs.run import RunConfig
+from configs.training import PackKind
 
 OBJECTIVE_NAMES = "tasks.training.objectives:objective_path"
 """What turns the name of an objective into its import path. Losses live above the cells."""
@@ -32,6 +33,7 @@ def replica_settings(config: RunConfig, *, root: str, core: bool) -> ReplicaSett
         beta1=training.beta1,
         beta2=training.beta2,
         weight_decay=training.weight_decay,
+        share_prefixes=training.pack is PackKind.TREE,
         clip_norm=training.clip_norm,
         transfer_limit_s=config.cells.switch_limit_s,
     )

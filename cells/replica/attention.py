@@ -1,25 +1,98 @@
-"""Core attention of a packed row: every document attends to itself only, causally."""
+"""Core attention of a packed row: every token attends to the tokens before it on its own path."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from cells.replica.cpu_support import megatron_imports
+from cells.replica.packing import Chains
 
 with megatron_imports():
     from megatron.core.packed_seq_params import PackedSeqParams
     from megatron.core.transformer.module import MegatronModule
     from megatron.core.transformer.transformer_config import TransformerConfig
 
+MASK_ELEMENTS = 1 << 24
+"""Largest dense mask of a chain: its tokens times those it attends to."""
+
+
+@dataclass
+class ChainParams(PackedSeqParams):  # type: ignore[misc]
+    """How a row hangs together, carried through Megatron's layers to the attention.
+
+    The format is "sbhd": the rotary embedding is per token already. With "thd" Megatron would split
+    queries and keys by document in every layer to restart it.
+    """
+
+    qkv_format: str = "sbhd"
+    chains: Chains | None = None
+
+    @cached_property
+    def paths(self) -> Paths:
+        """Made once for all layers."""
+        assert self.chains is not None
+        return Paths.of(self.chains)
+
+    @cached_property
+    def blocks(self) -> BlockMask:
+        """The same as a block-sparse mask for a GPU; not run on a GPU."""
+        assert self.chains is not None
+        ends = self.chains.ends.to("cuda")
+        return create_block_mask(sees(ends), None, None, len(ends), len(ends), device="cuda")
+
+
+@dataclass(frozen=True)
+class Paths:
+    """What each chain attends to: the tokens of its path from the root through its own."""
+
+    lengths: tuple[int, ...]
+    """Tokens of each chain."""
+    spans: tuple[int, ...]
+    """Tokens of each path."""
+    gather: Tensor | None
+    """Indices of all paths' tokens, one path after the other; None where no path is shared."""
+    masks: tuple[Tensor | None, ...]
+    """Of each chain [tokens, path], where its queries start inside its path."""
+
+    @classmethod
+    def of(cls, chains: Chains) -> Paths:
+        bounds = chains.bounds.tolist()
+        own = [torch.arange(start, end) for start, end in pairwise(bounds)]
+        lengths = tuple(map(len, own))
+        paths = [torch.cat(pair) for pair in zip(chains.contexts, own, strict=True)]
+        spans = tuple(map(len, paths))
+        return cls(
+            lengths=lengths,
+            spans=spans,
+            gather=torch.cat(paths) if chains.shared else None,
+            masks=tuple(_mask(*sizes) for sizes in zip(lengths, spans, strict=True)),
+        )
+
+
+def sees(ends: Tensor) -> Callable[..., Tensor]:
+    """FlexAttention's mask of a row; ``ends`` is that of its chains."""
+
+    def mask(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (query < ends[key])
+
+    return mask
+
 
 class PackedAttention(MegatronModule):  # type: ignore[misc]
     """Takes the place of Megatron's dot-product attention, which refuses packed rows.
 
-    One call of torch's fused attention per document: no mask of [tokens, tokens], no padding.
+    On a CPU, one call of torch's fused attention per chain: no mask of [tokens, tokens], no
+    padding. A chain whose own mask would exceed ``MASK_ELEMENTS`` needs none: the queries of its
+    whole path are computed again, as if it were not shared.
     """
 
     def __init__(
@@ -42,26 +115,60 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         attention_mask: None,
         attn_mask_type: Any = None,
         attention_bias: None = None,
-        packed_seq_params: PackedSeqParams | None = None,
+        packed_seq_params: ChainParams | None = None,
     ) -> Tensor:
         """Attention of ``query`` [tokens, 1, heads, head_dim] over ``key`` and ``value``
         [tokens, 1, kv_heads, head_dim]; returns [tokens, 1, heads * head_dim].
-
-        The documents are the intervals of ``packed_seq_params.cu_seqlens_q``.
         """
         assert packed_seq_params is not None and attention_mask is None
-        lengths = packed_seq_params.cu_seqlens_q.diff().tolist()
-        # split, not slices: the gradient of all slices together is one concatenation.
-        queries, keys, values = (
-            tensor.permute(1, 2, 0, 3).split(lengths, dim=2) for tensor in (query, key, value)
-        )
-        mixed = torch.cat(
-            [
-                F.scaled_dot_product_attention(
-                    q, k, v, is_causal=True, scale=self.scale, enable_gqa=True
-                )
-                for q, k, v in zip(queries, keys, values, strict=True)
-            ],
-            dim=2,
-        )
+        q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
+        if q.is_cuda:
+            blocks = packed_seq_params.blocks
+            mixed = _compiled_flex()(q, k, v, block_mask=blocks, scale=self.scale, enable_gqa=True)
+        else:
+            mixed = attend(q, k, v, packed_seq_params.paths, self.scale)
         return mixed.permute(2, 0, 1, 3).flatten(2)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, paths: Paths, scale: float | None) -> Tensor:
+    """Attention of ``query`` [1, heads, tokens, head_dim] over ``key`` and ``value``
+    [1, kv_heads, tokens, head_dim], chain by chain; returns the shape of ``query``."""
+    gather = paths.gather
+    if gather is not None:
+        # One gather for all chains: its gradient is then one addition.
+        key, value = key.index_select(2, gather), value.index_select(2, gather)
+    # split, not slices: the gradient of all slices together is one concatenation.
+    keys, values = key.split(paths.spans, dim=2), value.split(paths.spans, dim=2)
+    mixed = []
+    begin = 0
+    for q, k, v, mask in zip(
+        query.split(paths.lengths, dim=2), keys, values, paths.masks, strict=True
+    ):
+        length, span = q.shape[2], k.shape[2]
+        if mask is None and span > length:
+            assert gather is not None
+            q = query.index_select(2, gather[begin : begin + span])
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
+        )
+        mixed.append(out[:, :, -length:])
+        begin += span
+    return torch.cat(mixed, dim=2)
+
+
+def _mask(length: int, span: int) -> Tensor | None:
+    """Which of ``span`` tokens the last ``length`` of them see; None where no mask is needed."""
+    if length == span or length * span > MASK_ELEMENTS:
+        return None
+    return torch.ones(length, span, dtype=torch.bool).tril(span - length)
+
+
+_flex: Callable[..., Any] | None = None
+
+
+def _compiled_flex() -> Callable[..., Any]:
+    """FlexAttention, compiled the first time: only then does it leave out what is masked."""
+    global _flex
+    if _flex is None:
+        _flex = torch.compile(flex_attention)
+    return _flex

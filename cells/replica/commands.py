@@ -215,7 +215,9 @@ class Commands:
         rows = in_rows(samples, [len(sample.ids) for sample in samples], _LOGPROB_ROW_TOKENS)
         with torch.no_grad():
             for row in rows:
-                found = target_logprobs(policy.model, pack([document(one) for one in row]))
+                documents = [document(one) for one in row]
+                packed = pack(documents, share=self.settings.share_prefixes)
+                found = target_logprobs(policy.model, packed)
                 gap = (found.double() - torch.cat([recorded(one) for one in row])).abs()
                 total += float(gap.sum())
                 highest = max(highest, float(gap.max()))
@@ -266,7 +268,9 @@ class Commands:
             self._endpoint.serve(block)
             if self.settings.core:
                 self._publication = Publication(self._endpoint, policy.flat.weights.nbytes)
-            self._gradient = Gradient(policy, block, self._endpoint)
+            self._gradient = Gradient(
+                policy, block, self._endpoint, share_prefixes=self.settings.share_prefixes
+            )
             self._policy = policy
         return self._policy
 

@@ -62,6 +62,7 @@ class Gradient:
     block: Block
     """What others read: the buffer itself, or its copy where the buffer is not in main memory."""
     endpoint: Endpoint
+    share_prefixes: bool = False
     key: UpdateKey | None = None
     answers: dict[str, Answer | None] = field(default_factory=dict)
     """Of the micro-steps in the buffer; None for those that came from another replica."""
@@ -103,7 +104,7 @@ class Gradient:
         if self.frozen is not None:
             raise ReplicaError(f"the gradient of {self.key} is frozen; release it first")
         began = time.monotonic()
-        row = pack([document(sample) for _, sample in samples])
+        row = pack([document(sample) for _, sample in samples], share=self.share_prefixes)
         logprobs = target_logprobs(self.policy.model, row).double().split(row.target_counts)
         stats: defaultdict[str, float] = defaultdict(float)
         total = torch.zeros((), dtype=torch.float64)
@@ -115,6 +116,7 @@ class Gradient:
                 stats[f"{name}_sum"] += value
             _observe(stats, own.detach() - behaviour, sample, self.policy.version)
         stats["loss_sum"] = float(total.detach())
+        stats["computed_tokens_sum"] = len(row.ids)
         try:
             total.backward()
         except Exception as error:  # whatever it was, nothing tells how far it came

@@ -20,10 +20,9 @@ with megatron_imports():
     from megatron.core import parallel_state
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
-    from megatron.core.packed_seq_params import PackedSeqParams
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    from cells.replica.attention import PackedAttention
+    from cells.replica.attention import ChainParams, PackedAttention
 
 
 def start_megatron(
@@ -118,47 +117,39 @@ def initialise(model: GPTModel, std: float, seed: int) -> None:
                 parameter.copy_(drawn)
 
 
-def target_logits(model: GPTModel, row: PackedRow) -> Tensor:
-    """Logits [targets, vocabulary] of the distributions that the targets were drawn from.
+def next_logits(model: GPTModel, row: PackedRow, places: Tensor) -> Tensor:
+    """Logits [places, vocabulary] of what follows the row's tokens at ``places``.
 
     The parts of the model are called one by one, for two reasons: the rotary embedding then
     follows ``row.positions`` (Megatron's own forward numbers the whole row), and the output layer,
-    the largest matrix of a small model, sees the rows before targets only.
+    the largest matrix of a small model, sees only the rows that are wanted.
     """
     longest = int(row.positions.max()) + 1
     device = next(model.parameters()).device
     angles = model.rotary_pos_emb.get_freqs_non_repeated(longest)[row.positions].to(device)
     rotary = torch.cat((angles, angles), dim=-1)[:, None, None, :]  # [tokens, 1, 1, head_dim]
     ids = row.ids[None].to(device)
-    packed = PackedSeqParams(
-        # "sbhd": the rotary embedding above is per token already. With "thd" Megatron would split
-        # queries and keys by document in every layer to restart it.
-        qkv_format="sbhd",
-        cu_seqlens_q=row.bounds,
-        cu_seqlens_kv=row.bounds,
-        max_seqlen_q=longest,
-        max_seqlen_kv=longest,
-    )
     hidden = model.decoder(
         hidden_states=model.embedding(input_ids=ids, position_ids=None),
         attention_mask=None,
         rotary_pos_emb=rotary,
-        packed_seq_params=packed,
+        packed_seq_params=ChainParams(chains=row.chains),
     )
     weight = (
         model.shared_embedding_or_output_weight()
         if model.share_embeddings_and_output_weights
         else None
     )
-    logits, _ = model.output_layer(hidden[row.before.to(device)], weight=weight)
+    logits, _ = model.output_layer(hidden[places.to(device)], weight=weight)
     return logits[:, 0]
 
 
 def target_logprobs(model: GPTModel, row: PackedRow) -> Tensor:
     """Natural log-probabilities [targets] of the row's targets at temperature 1, float32.
 
-    They lie in main memory, where objectives are computed.
+    They lie in main memory, where objectives are computed. Where several targets follow one token,
+    the distribution that they were drawn from is computed once.
     """
-    logits = target_logits(model, row).float()
-    losses = F.cross_entropy(logits, row.labels.to(logits.device), reduction="none")
-    return -losses.cpu()
+    places, choice = torch.unique(row.before, return_inverse=True)
+    logprobs = next_logits(model, row, places).float().log_softmax(dim=-1)
+    return logprobs[choice.to(logprobs.device), row.labels.to(logprobs.device)].cpu()

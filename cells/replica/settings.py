@@ -16,6 +16,9 @@ class ReplicaSettings(Section):
     beta1: float = setting(0.9, "AdamW beta 1.", unit="1", ge=0, lt=1)
     beta2: float = setting(0.95, "AdamW beta 2.", unit="1", ge=0, lt=1)
     weight_decay: float = setting(0.0, "Decoupled, of matrices only.", unit="1", ge=0, le=10)
+    share_prefixes: bool = setting(
+        False, "Compute a prefix that samples of a micro-step have in common once."
+    )
     clip_norm: float = setting(1.0, "Global gradient norm.", unit="1", gt=0, le=1e6)
     transfer_host: str = setting("127.0.0.1", "Address that other replicas read from.")
     transfer_limit_s: float = setting(

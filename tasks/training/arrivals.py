@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from configs.training import PackKind
 from storage.layout import RunLayout
 from storage.objects import Store
 from storage.samples import read_group
@@ -27,12 +28,14 @@ class Arrivals:
         feed: GroupFeed,
         groups: int,
         updates: int,
+        pack: PackKind,
     ) -> None:
         self._store = store
         self._layout = layout
         self._ledger = ledger
         self._feed = feed
         self._planned = groups
+        self._pack = pack
         self._shares = update_shares(groups, updates)
         self._facts = {group: self._read(group) for group in ledger.groups()}
         self._ended = False
@@ -82,4 +85,4 @@ class Arrivals:
         return len(self._facts)
 
     def _read(self, group: str) -> GroupFacts:
-        return group_facts(read_group(self._store, self._layout.group(group)))
+        return group_facts(read_group(self._store, self._layout.group(group)), self._pack)

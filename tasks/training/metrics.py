@@ -18,6 +18,9 @@ GAP = "logprob_gap_sum"
 GAP_MAX = "logprob_gap_max"
 """Statistic of a micro-step: the largest of these differences."""
 
+COMPUTED = "computed_tokens_sum"
+"""Statistic of a micro-step: the tokens of its row."""
+
 
 @dataclass(frozen=True)
 class Spent:
@@ -70,6 +73,7 @@ def update_metrics(
         logprob_gap_max=max((one.get(GAP_MAX, 0.0) for one in stats), default=0.0),
         target_tokens=targets,
         trained_tokens=sum(sample.tokens for sample in samples),
+        computed_tokens=round(_total(stats, COMPUTED)),
         rollout_s=spent.rollout_s,
         train_s=stepped.seconds,
         switch_s=spent.switch_s,

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from configs.training import TrainingConfig, UpdateMean
+from configs.training import PackKind, TrainingConfig, UpdateMean
 from storage.records import Scored
 from storage.samples import SealedGroup
 from tasks.sampling.guard import TooManyExcludedError
-from tasks.training.packing import SampleSize
+from tasks.training.packing import SampleSize, measure_shared
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class GroupFacts:
     """Target tokens by the version that sampled them."""
 
 
-def group_facts(group: SealedGroup) -> GroupFacts:
-    """Count a sealed group."""
+def group_facts(group: SealedGroup, pack: PackKind = PackKind.FLAT) -> GroupFacts:
+    """Count a sealed group; with ``PackKind.TREE`` also what its samples share."""
     header = group.header
     scored = [m.verdict for m in header.members if isinstance(m.verdict, Scored)]
     versions: Counter[int] = Counter()
@@ -42,6 +42,8 @@ def group_facts(group: SealedGroup) -> GroupFacts:
         own = sample.versions[sample.targets]
         versions.update(own.tolist())
         sizes.append(SampleSize(header.query_id, index, len(sample.ids), int(np.size(own))))
+    if pack is PackKind.TREE:
+        sizes = measure_shared(sizes, [sample.ids for sample in group.samples])
     return GroupFacts(
         query_id=header.query_id,
         executions=len(header.members),

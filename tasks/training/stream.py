@@ -75,7 +75,13 @@ def train_stream(
     updates = config.training.updates_per_step
     try:
         arrivals = Arrivals(
-            store=store, layout=layout, ledger=ledger, feed=feed, groups=groups, updates=updates
+            store=store,
+            layout=layout,
+            ledger=ledger,
+            feed=feed,
+            groups=groups,
+            updates=updates,
+            pack=config.training.pack,
         )
         limits = Limits.of(config)
 

@@ -27,13 +27,13 @@ def training_work(
     """
     waiting = {
         later: ledger.count(later, MicroState.READY)
-        + math.ceil(sum(sample.tokens for sample in arrivals.unformed(later)) / budget)
+        + math.ceil(sum(sample.new_tokens for sample in arrivals.unformed(later)) / budget)
         for later in range(update, updates)
     }
     claimed = ledger.count(update, MicroState.CLAIMED) + closing
     sealed = sum(waiting.values())
     known = sum(len(ledger.micro_steps(one)) for one in range(updates)) + sum(
-        math.ceil(sum(sample.tokens for sample in arrivals.unformed(one)) / budget)
+        math.ceil(sum(sample.new_tokens for sample in arrivals.unformed(one)) / budget)
         for one in range(updates)
     )
     # Groups that still run are taken to be like those that have come; at least one micro-step.

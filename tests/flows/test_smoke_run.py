@@ -56,7 +56,12 @@ def test_every_update_left_a_whole_line_of_metrics(smoke_run: FinishedRun) -> No
     for line in updates:
         assert line.executions == line.valid + line.excluded
         assert line.staleness_max <= run.config.staleness.max
+        assert line.computed_tokens is not None
+        assert line.computed_tokens <= line.trained_tokens
     assert sum(line.executions for line in updates) == len(executions(run))
+    assert sum(line.computed_tokens or 0 for line in updates) < sum(
+        line.trained_tokens for line in updates
+    ), "samples of a group share their instruction, and it is computed once"
 
 
 def test_every_execution_ended_and_was_scored_once(smoke_run: FinishedRun) -> None:
@@ -109,7 +114,8 @@ def test_histories_branch(smoke_run: FinishedRun) -> None:
 async def test_the_trainer_computes_every_recorded_log_prob(
     smoke_run: FinishedRun, tmp_path: Path
 ) -> None:
-    """All targets of step 0, which the first policy sampled, by that policy in Megatron."""
+    """All targets of step 0, which the first policy sampled, by that policy in Megatron, in rows
+    that hold shared prefixes once."""
     run = smoke_run.run
     samples = []
     for query in step_plan(run, 0, 0).queries:
@@ -117,6 +123,7 @@ async def test_the_trainer_computes_every_recorded_log_prob(
         group = read_group(run.store, key)
         samples += [{"group_key": key, "index": index} for index in range(len(group.samples))]
     settings = replica_settings(run.config, root=run.store.url, core=False)
+    assert settings.share_prefixes
     replica = await ReplicaClient.start(settings, log=tmp_path / "replica.log", limit_s=120)
     try:
         policy = str(run.store.local_path(policy_key(run.config)))

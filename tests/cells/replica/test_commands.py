@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,7 +15,9 @@ from cells.replica.errors import ReplicaError
 from cells.replica.groups import SampleRequest
 from cells.replica.settings import ReplicaSettings
 from storage.objects import Store
-from tests.cells.replica.conftest import seal_group
+from storage.records import CallKind, GroupHeader
+from storage.samples import Sample, SealedGroup, seal
+from tests.cells.replica.conftest import VOCABULARY, seal_group
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("megatron")]
 LOSSES = "tests.cells.replica.losses:"
@@ -96,6 +100,81 @@ def test_staleness_counts_from_the_weights(make: Callable[..., Replica]) -> None
     replica("step", update=0, executions=1, learning_rate=RATE)
     stats = replica.micro("m", ("g0", 0), update=1)["stats"]
     assert (stats["staleness_max"], stats["staleness_sum"]) == (1, stats["targets"])
+
+
+def branching_samples() -> list[Sample]:
+    """Three trajectories of one execution: targets of the first are context in the others, and two
+    of them go on differently from the same token."""
+    random = np.random.default_rng(4)
+    trunk = random.integers(0, VOCABULARY, 40)
+    samples = []
+    for kept, own, first in ((0, 40, 25), (40, 12, 40), (30, 20, 30)):
+        ids = np.append(trunk[:kept], trunk if not kept else random.integers(0, VOCABULARY, own))
+        targets = np.arange(len(ids)) >= first
+        samples.append(
+            Sample(
+                execution_id="g-e0",
+                kind=CallKind.MAIN,
+                ids=ids.astype(np.int32),
+                targets=targets,
+                logprobs=np.where(targets, -4.5, 0).astype(np.float32),
+                versions=np.where(targets, 0, -1).astype(np.int32),
+                advantage=0.7,
+                weight=1 / 3,
+            )
+        )
+    return samples
+
+
+def seal_samples(root: Path, key: str, samples: Sequence[Sample]) -> None:
+    header = GroupHeader(
+        query_id=key, step=0, problem_id="p", sealed_at=0.0, members=(), spread=True
+    )
+    seal(Store(root), key, SealedGroup(header, tuple(samples)))
+
+
+def test_shared_prefixes_are_computed_once_and_change_no_gradient(
+    make: Callable[..., Replica], tmp_path: Path
+) -> None:
+    """The loss of a sample is of its own targets: a ratio of the sequence, so that a token too many
+    or too few would show."""
+    samples = branching_samples()
+    seal_samples(tmp_path / "store", "tree", samples)
+    refs = [("tree", index) for index in range(len(samples))]
+    flat, tree = make(), make(share_prefixes=True)
+    apart, together = flat.micro("m", *refs), tree.micro("m", *refs)
+    assert apart["tokens"] == sum(len(sample.ids) for sample in samples) == 142
+    assert together["tokens"] == together["stats"]["computed_tokens_sum"] == 72
+    for name in ("loss_sum", "ratio_sum", "logprob_gap_sum", "targets"):
+        assert together["stats"][name] == pytest.approx(apart["stats"][name], rel=1e-5)
+    assert (tree.gradients - flat.gradients).norm() < 1e-5 * flat.gradients.norm()
+    listed = [{"group_key": "tree", "index": index} for index in range(len(samples))]
+    gaps = [replica("logprobs", samples=listed) for replica in (flat, tree)]
+    assert gaps[0]["tokens"] == gaps[1]["tokens"]
+    assert gaps[0]["gap_mean"] == pytest.approx(gaps[1]["gap_mean"], rel=1e-5)
+
+
+def test_values_beside_the_targets_influence_nothing(
+    make: Callable[..., Replica], tmp_path: Path
+) -> None:
+    samples = branching_samples()
+    changed = [
+        replace(
+            sample,
+            logprobs=np.where(sample.targets, sample.logprobs, np.float32(-77)),
+            versions=np.where(sample.targets, sample.versions, np.int32(9)),
+        )
+        for sample in samples
+    ]
+    for key, some in (("as-sealed", samples), ("changed", changed)):
+        seal_samples(tmp_path / "store", key, some)
+    found = []
+    for key in ("as-sealed", "changed"):
+        replica = make(share_prefixes=True)
+        answer = replica.micro("m", *[(key, index) for index in range(len(samples))])
+        found.append((answer["stats"], replica.gradients))
+    assert found[0][0] == found[1][0]
+    assert torch.equal(found[0][1], found[1][1])
 
 
 def test_scale_multiplies_a_sample(make: Callable[..., Replica]) -> None:

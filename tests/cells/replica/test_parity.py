@@ -95,6 +95,66 @@ def test_gradients_add_up_over_rows(megatron: None, hf_folder: Callable[..., Pat
     assert (policy.flat.gradients - together).norm() < 1e-5 * together.norm()
 
 
+def family(seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Documents with shared prefixes: forks inside and at the ends of targets, one document twice,
+    one that is a prefix of another, two tokens drawn after the same prefix, and a stranger."""
+    [(trunk, marks), (other, apart)] = random_documents(seed, (60, 21))
+    random = np.random.default_rng(seed)
+    documents = [(trunk, marks), (trunk, marks), (other, apart)]
+    for kept in (40, 40, 25, 60, 12):
+        ids = np.append(trunk[:kept], random.integers(0, VOCABULARY, 15)).astype(np.int32)
+        documents.append((ids, np.append(marks[:kept] & (kept == 25), np.ones(15, np.bool_))))
+    documents.append((trunk[:33], np.arange(33) == 32))
+    return documents
+
+
+@pytest.mark.parametrize("mask_elements", [1 << 24, 500])
+def test_shared_prefixes_change_neither_logprobs_nor_gradients(
+    megatron: None,
+    hf_folder: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    mask_elements: int,
+) -> None:
+    """Chains with a mask, and with so long a path that none is made."""
+    from cells.replica import attention
+    from cells.replica.model import target_logprobs
+
+    monkeypatch.setattr(attention, "MASK_ELEMENTS", mask_elements)
+    policy = megatron_policy(hf_folder(tied=False))
+    documents = family(3)
+    apart = torch.cat([target_logprobs(policy.model, pack([one])) for one in documents])
+    factors = torch.randn(len(apart), generator=torch.Generator().manual_seed(1))
+    (apart * factors).sum().backward()
+    expected = policy.flat.gradients.clone()
+    policy.flat.zero_gradients()
+    row = pack(documents, share=True)
+    assert len(row.ids) < 0.5 * sum(len(ids) for ids, _ in documents)
+    found = target_logprobs(policy.model, row)
+    assert torch.allclose(found, apart, atol=1e-5, rtol=0)
+    (found * factors).sum().backward()
+    assert (policy.flat.gradients - expected).norm() < 1e-5 * expected.norm()
+    for name, gradient in policy.flat.split(expected).items():
+        error = (policy.flat.named[name].grad - gradient).norm() / gradient.norm()
+        assert error < 1e-5, f"{name}: relative error {error:.1e}"
+
+
+def test_the_mask_for_a_gpu_gives_the_same_attention(megatron: None) -> None:
+    """FlexAttention as a GPU would run it, here by its plain reading on a CPU."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    from cells.replica.attention import Paths, attend, sees
+
+    chains = pack(family(5), share=True).chains
+    total = int(chains.bounds[-1])
+    generator = torch.Generator().manual_seed(2)
+    shapes = ((1, 4, total, 16), (1, 2, total, 16), (1, 2, total, 16))
+    query, key, value = (torch.randn(shape, generator=generator) for shape in shapes)
+    blocks = create_block_mask(sees(chains.ends), None, None, total, total, device="cpu")
+    expected = flex_attention(query, key, value, block_mask=blocks, enable_gqa=True)
+    found = attend(query, key, value, Paths.of(chains), scale=None)
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
 async def test_sglang_and_megatron_and_hf_agree(
     megatron: None, sglang_server: EngineAddress, tiny_policy: Path
 ) -> None:

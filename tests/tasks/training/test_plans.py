@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cells.replica.packing import pack as pack_row
 from configs.training import UpdateMean
 from storage.objects import Store
 from storage.records import UpdateMetrics, decode, encode
 from storage.samples import read_group
 from tasks.training.events import Stepped
 from tasks.training.metrics import Spent, update_metrics
-from tasks.training.packing import SampleSize, pack
+from tasks.training.packing import SampleSize, measure_shared, pack
 from tasks.training.plan import (
     TooManyExcludedError,
     check_excluded,
@@ -35,6 +37,38 @@ def test_packing_covers_each_sample_once_within_budget(lengths, budget, random):
     assert sorted(s.index for row in rows for s in row) == list(range(len(samples)))
     for row in rows:
         assert row and (len(row) == 1 or sum(s.tokens for s in row) <= budget)
+    mixed = list(samples)
+    random.shuffle(mixed)
+    assert pack(mixed, budget) == rows
+
+
+def row_tokens(row, ids):
+    """Tokens of a row in which the replica shares prefixes."""
+    documents = [(np.array(ids[s.index], np.int32), np.zeros(len(ids[s.index]), bool)) for s in row]
+    return len(pack_row(documents, share=True).ids)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 20), st.integers(1, 20)),
+        min_size=1,
+        max_size=30,
+    ),
+    st.integers(16, 64),
+    st.randoms(),
+)
+def test_samples_that_share_a_prefix_fill_a_row_with_what_they_add(parts, budget, random):
+    ids = [
+        [trunk] * kept + [9] + [number % 7] * own for number, (trunk, kept, own) in enumerate(parts)
+    ]
+    flat = [SampleSize("g", index, len(one), 1) for index, one in enumerate(ids)]
+    samples = measure_shared(flat, [np.array(one, np.int32) for one in ids])
+    rows = pack(samples, budget)
+    assert sorted(s.index for row in rows for s in row) == list(range(len(ids)))
+    for row in rows:
+        assert len(row) == 1 or row_tokens(row, ids) <= budget
+    assert sum(s.new_tokens for s in samples) == row_tokens(samples, ids)
     mixed = list(samples)
     random.shuffle(mixed)
     assert pack(mixed, budget) == rows
