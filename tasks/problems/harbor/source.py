@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from tasks.problems.evaluation import Mounted
 from tasks.problems.folders import remove, task_folders
 from tasks.problems.harbor.environment import Place, make_place
 from tasks.problems.harbor.task import CONFIG, Task, read_task
+from tasks.problems.left_behind import read_regular
 from tasks.problems.listed import ListedSource
 from tasks.problems.source import (
     BARE,
@@ -176,10 +176,5 @@ def read_reward(folder: Path) -> float | None:
 
 
 def _text(path: Path) -> str | None:
-    """The content of a small regular file; the agent's code may have put anything there."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return None
-    with open(descriptor, "rb") as file:
-        return file.read(_REWARD_BYTES).decode(errors="replace")
+    data = read_regular(path, _REWARD_BYTES)
+    return None if data is None else data.decode(errors="replace")

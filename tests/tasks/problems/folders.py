@@ -6,12 +6,13 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from configs.problems import SandboxKind
 from tasks.problems.evaluation import EvaluationLimits
 from tasks.problems.source import Problem, ProblemSource, TestReport, furnish
+from tasks.rollout.sandboxes.limits import Limits
 from tasks.rollout.sandboxes.sandbox import make_sandbox
 from tasks.scoring.enclosure import RoomEnclosure
 
@@ -80,8 +81,11 @@ def harbor_task(folder: Path, **changed: str) -> Path:
 def evaluation_room() -> Iterator[RoomEnclosure]:
     """A real sandbox with a folder of its own."""
     folder = Path(tempfile.mkdtemp()).resolve()
+    bounds = Limits(memory_mb=LIMITS.memory_mb, file_mb=256, cpu_s=int(LIMITS.seconds))
     try:
-        yield RoomEnclosure(make_sandbox(SandboxKind.BUBBLEWRAP), folder)
+        sandbox = make_sandbox(SandboxKind.BUBBLEWRAP)
+        with closing(RoomEnclosure(sandbox, folder, bounds)) as enclosure:
+            yield enclosure
     finally:
         shutil.rmtree(folder)
 
