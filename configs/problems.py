@@ -159,6 +159,8 @@ class SandboxKind(StrEnum):
     """What keeps an agent's commands away from the machine."""
 
     BUBBLEWRAP = "bubblewrap"
+    DOCKER = "docker"
+    PODMAN = "podman"
     PROCESS = "process"
 
 
@@ -212,8 +214,9 @@ class RolloutConfig(Section):
         le=2_592_000,
     )
     replace_excluded: int = setting(
-        1,
-        "How often an execution that failed on our side is started again in its step.",
+        0,
+        "How often a step starts an execution again that failed on our side, beyond what its host "
+        "tried by itself (retries).",
         unit="starts",
         ge=0,
         le=20,
@@ -225,14 +228,53 @@ class RolloutConfig(Section):
         1.0, "Sampling temperature of training rollouts.", unit="1", gt=0, le=10
     )
     sandbox: SandboxKind = setting(
-        SandboxKind.BUBBLEWRAP, "bubblewrap isolates by namespaces; process does not isolate."
+        SandboxKind.BUBBLEWRAP,
+        "bubblewrap isolates by namespaces, docker and podman by containers; process does not "
+        "isolate.",
     )
+    image: str = setting("", "Image of the containers of docker and podman.", max_length=512)
     memory_mb: int = setting(
         4096,
-        "Address space of each process of an execution.",
+        "Memory of an execution, files in memory included. Without control groups: address space "
+        "of each of its processes.",
         unit="MB",
         ge=64,
         le=16_777_216,
+    )
+    processes: int = setting(
+        256,
+        "Most processes and threads of an execution at once.",
+        unit="processes",
+        ge=4,
+        le=1_000_000,
+    )
+    cores: float = setting(
+        0, "Most processors that an execution uses at once; 0 for any.", unit="cores", ge=0, le=4096
+    )
+    disk_mb: float = setting(
+        64,
+        "Size of an execution's workspace, and of each of its temporary folders, in memory. Also "
+        "the largest file.",
+        unit="MB",
+        ge=1,
+        le=16_777_216,
+    )
+    turn_limit_s: float = setting(
+        3600,
+        "Longest time that an agent works between two model calls.",
+        unit="seconds",
+        ge=0.5,
+        le=604_800,
+    )
+    retries: int = setting(
+        1,
+        "How often an execution that failed on our side is tried again.",
+        unit="retries",
+        ge=0,
+        le=20,
+    )
+    retry_delay_s: float = setting(
+        1.0, "First wait before that; it doubles.", unit="seconds", ge=0, le=3600
     )
     workspace_limit_mb: float = setting(
         16, "Largest frozen workspace.", unit="MB", gt=0, le=1_000_000

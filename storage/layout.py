@@ -121,7 +121,12 @@ class RunLayout:
         return f"{self.execution(execution)}/result.json"
 
     def workspace(self, execution: str) -> str:
+        """A frozen workspace of an execution's own; records of earlier versions name it."""
         return f"{self.execution(execution)}/workspace.tar.zst"
+
+    def frozen_workspace(self, digest: str) -> str:
+        """A frozen workspace by its content: equal ones lie once."""
+        return f"{self.prefix}/workspaces/{digest[:2]}/{digest}.tar.zst"
 
     def calls(self, execution: str) -> str:
         """Journal prefix of the execution's calls."""

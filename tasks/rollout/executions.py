@@ -38,6 +38,8 @@ class Entry:
     result: ExecutionResult | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
+    finish: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when its time is up for a reason of its owner's."""
 
     def view(self) -> dict[str, Any]:
         answer: dict[str, Any] = {"state": self.state.value}
@@ -100,6 +102,15 @@ class Executions:
             await asyncio.wait([entry.task])
         return State.UNKNOWN if entry.result is None else State.ENDED
 
+    async def finish(self, execution: str) -> State:
+        """End an execution as if its time were up: what it leaves is frozen and kept. One that has
+        not begun becomes a failure of our side."""
+        entry = await self.find(execution)
+        if entry is None:
+            return State.UNKNOWN
+        entry.finish.set()
+        return entry.state
+
     def count(self) -> dict[str, int]:
         """How many executions are in which state."""
         found = Counter(entry.state for entry in self._entries.values())
@@ -115,11 +126,12 @@ class Executions:
         if tasks:
             await asyncio.wait(tasks)
         await self._around.sessions.close_client()
+        await self._around.doors.close()
 
     async def _carry_out(self, spec: ExecutionSpec, entry: Entry) -> None:
         async with self._places:
             entry.state = State.RUNNING
-            result = await carry_out(spec, self._around)
+            result = await carry_out(spec, self._around, entry.finish)
             try:
                 entry.result = await self._keep(result)
             except (StorageError, RecordError):

@@ -6,37 +6,60 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-from tasks.rollout.sandboxes.sandbox import Room, Sandbox
+from tasks.rollout.sandboxes.cgroup import ControlGroup, make_group
+from tasks.rollout.sandboxes.gate import Gate, HandedOut
+from tasks.rollout.sandboxes.limits import Breach
+from tasks.rollout.sandboxes.sandbox import Launch, Room, Sandbox
 from tasks.rollout.strays import end_strays, find_strays
 
 _SETTLE_S = 10.0
 """Longest time that killed processes may take to be gone."""
+_START_LIMIT_S = 60.0
+"""Longest time that a sandbox may take to come up."""
+
+
+Ready = Callable[[Path, socket.socket | None], Awaitable[None]]
+"""Called with the workspace, and with the listener in the command's own network where it has one,
+before the command begins."""
 
 
 class HarnessProcess:
-    """A command in a sandbox. Made by ``start``; ``end`` must be called in every case.
+    """A command in a sandbox. Made by ``start``; ``end`` must be called in every case, and then
+    ``release`` when its workspace is not needed any more.
 
     It is started from the calling thread, which has to live as long as the owner: the kernel kills
     the process with that thread.
+
+    Attributes:
+        breaches: limits of its sandbox that it ran into, known after ``end``.
     """
 
     def __init__(
-        self, process: subprocess.Popen[bytes], sandbox: Sandbox, room: Room, first: int | None
+        self,
+        process: subprocess.Popen[bytes],
+        sandbox: Sandbox,
+        room: Room,
+        group: ControlGroup | None,
+        handed: HandedOut | None,
     ) -> None:
         self._process = process
         self._sandbox = sandbox
         self._room = room
-        self._first = first
-        """Pid of the first process of the sandbox's namespace, where there is one."""
+        self._group = group
         self._watch = os.pidfd_open(process.pid)
-        self._first_watch = _pidfd(first)
+        self._first: int | None = None
+        """Pid of the first process of the sandbox's namespace, where there is one."""
+        self._first_watch: int | None = None
+        self._handed = handed
+        self.breaches: tuple[Breach, ...] = ()
 
     @classmethod
     async def start(
@@ -46,26 +69,92 @@ class HarnessProcess:
         log: Path,
         sandbox: Sandbox,
         room: Room,
+        ready: Ready,
     ) -> HarnessProcess:
-        """Run ``command`` in the room's workspace, output appended to ``log``.
+        """Run ``command`` in its workspace, output appended to ``log``.
 
         Raises:
             OSError: the sandbox's program can't be started.
         """
-        process, info = _spawn(command, environment, log, sandbox, room)
+        group = await asyncio.to_thread(make_group, room.limits) if room.limits else None
+        gate, handed = None, None
+        info, info_end = os.pipe()
         try:
-            first = await _first_process(info) if sandbox.wrappers else None
-        except BaseException:  # cancelled: nobody would own it
-            process.kill()
-            process.wait()
+            gate = sandbox.make_gate(room)
+            if gate is None:
+                await ready(room.workspace, None)
+                # Whatever is put in its place later, this stays the workspace.
+                handed = HandedOut(None, os.open(room.workspace, os.O_RDONLY | os.O_DIRECTORY))
+            launch = sandbox.launch(
+                room, command, environment, group, gate, info_end if sandbox.wrappers else None
+            )
+            where = room.workspace if gate is None else room.folder
+            self = cls(_spawn(launch, log, where), sandbox, room, group, handed)
+        except BaseException:
+            if handed is not None:
+                handed.close()
+            if group is not None:
+                await asyncio.shield(asyncio.to_thread(group.end))
+            if gate is not None:
+                gate.close()
+            os.close(info)
+            raise
+        finally:
+            os.close(info_end)
+        try:
+            if sandbox.wrappers:
+                self._first = await _first_process(info)
+                self._first_watch = _pidfd(self._first)
+            if gate is not None:
+                await self._pass(gate, ready)
+        except BaseException:  # nobody else would own it
+            await asyncio.shield(self._abandon())
             raise
         finally:
             os.close(info)
-        return cls(process, sandbox, room, first)
+            if gate is not None:
+                gate.close()
+        return self
 
-    async def exit_code(self, limit_s: float) -> int | None:
-        """The exit code once the command has ended; None when it runs after ``limit_s``."""
-        if await _readable(self._watch, limit_s):
+    async def _pass(self, gate: Gate, ready: Ready) -> None:
+        gate.close_inside()
+        passing = asyncio.create_task(gate.passed(_START_LIMIT_S))
+        ended = asyncio.create_task(_readable(self._watch, _START_LIMIT_S))
+        try:
+            await asyncio.wait((passing, ended), return_when=asyncio.FIRST_COMPLETED)
+            self._handed = await passing if passing.done() else None
+        finally:
+            for task in (passing, ended):
+                task.cancel()
+            # Until they have let go of their descriptors, which are waited for again.
+            await asyncio.wait((passing, ended))
+        if self._handed is not None:
+            await ready(self._handed.workspace, self._handed.listener)
+            gate.go()
+
+    async def _abandon(self) -> None:
+        try:
+            await self.end(0)
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Let go of the workspace; one of the sandbox's own is gone with this."""
+        handed, self._handed = self._handed, None
+        if handed is not None:
+            handed.close()
+
+    @property
+    def workspace(self) -> Path | None:
+        """Readable until ``release``; None when the sandbox did not come up."""
+        return None if self._handed is None else self._handed.workspace
+
+    async def exit_code(
+        self, limit_s: float, sooner: asyncio.Task[bool] | None = None
+    ) -> int | None:
+        """The exit code once the command has ended; None when it runs after ``limit_s``, or when
+        ``sooner`` is done."""
+        if await _readable(self._watch, limit_s, sooner):
             return self._process.wait()
         return None
 
@@ -77,33 +166,44 @@ class HarnessProcess:
             OSError: something could not be killed.
         """
         try:
-            if not await _readable(self._watch, 0):
+            if not await _readable(self._watch, 0) and self.workspace is not None:
                 for pid in await asyncio.to_thread(self._inside):
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGTERM)
                 await _readable(self._watch, grace_s)
             await self._kill()
         finally:
+            if self._group is not None:
+                await asyncio.to_thread(self._end_group, self._group)
             os.close(self._watch)
             if self._first_watch is not None:
                 os.close(self._first_watch)
 
     async def _kill(self) -> None:
+        ending = self._sandbox.ending(self._room)
+        if ending is not None:
+            await asyncio.to_thread(
+                subprocess.run, ending, capture_output=True, timeout=_SETTLE_S, check=False
+            )
+        gone = True
         if self._sandbox.ends_all and self._first_watch is not None:
             # With the first process of its namespace the kernel ends all others in it.
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._first_watch, signal.SIGKILL)
             gone = await _readable(self._first_watch, _SETTLE_S)
-        else:
+        elif not self._sandbox.ends_all:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             await asyncio.to_thread(end_strays, str(self._room.folder))
-            gone = True
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._watch, signal.SIGKILL)
         if not await _readable(self._watch, _SETTLE_S) or not gone:
             raise OSError(f"process {self._process.pid} of {self._room.folder} can't be ended")
         self._process.wait()
+
+    def _end_group(self, group: ControlGroup) -> None:
+        self.breaches = group.breaches()
+        group.end()
 
     def _inside(self) -> list[int]:
         """What runs inside now, the sandbox's own processes left out."""
@@ -112,35 +212,20 @@ class HarnessProcess:
         return [] if self._first is None else _descendants(self._first)
 
 
-def _spawn(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    log: Path,
-    sandbox: Sandbox,
-    room: Room,
-) -> tuple[subprocess.Popen[bytes], int]:
-    """Start the command: its process, and the pipe on which the sandbox writes about itself. Takes
-    about a millisecond; a thread would not do, because the process ends with the thread."""
-    info, info_end = os.pipe()
-    try:
-        wrapped = [*sandbox.prefix(room, info_end if sandbox.wrappers else None), *command]
-        with open(log, "ab") as output:
-            process = subprocess.Popen(
-                wrapped,
-                env={**sandbox.environment(room), **environment},
-                cwd=room.workspace,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                pass_fds=(info_end,) if sandbox.wrappers else (),
-            )
-    except BaseException:
-        os.close(info)
-        raise
-    finally:
-        os.close(info_end)
-    return process, info
+def _spawn(launch: Launch, log: Path, where: Path) -> subprocess.Popen[bytes]:
+    """Takes about a millisecond; a thread would not do, because the process ends with the
+    thread."""
+    with open(log, "ab") as output:
+        return subprocess.Popen(
+            launch.argv,
+            env=launch.environment,
+            cwd=where,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=launch.descriptors,
+        )
 
 
 def _descendants(pid: int) -> list[int]:
@@ -152,7 +237,7 @@ def _descendants(pid: int) -> list[int]:
 async def _first_process(pipe: int) -> int | None:
     """The pid that the sandbox names; None when it ended before it could."""
     text = b""
-    while await _readable(pipe, _SETTLE_S):
+    while await _readable(pipe, _START_LIMIT_S):
         piece = os.read(pipe, 4096)
         if not piece:
             break
@@ -171,15 +256,19 @@ def _pidfd(pid: int | None) -> int | None:
         return None
 
 
-async def _readable(descriptor: int, limit_s: float) -> bool:
-    """Whether ``descriptor`` (of a process: its end) is readable within ``limit_s``."""
+async def _readable(
+    descriptor: int, limit_s: float, sooner: asyncio.Task[bool] | None = None
+) -> bool:
+    """Whether ``descriptor`` (of a process: its end) is readable within ``limit_s``, or before
+    ``sooner`` is done."""
     loop = asyncio.get_running_loop()
     event = asyncio.Event()
     loop.add_reader(descriptor, event.set)
+    waiting = loop.create_task(event.wait())
     try:
-        await asyncio.wait_for(event.wait(), max(limit_s, 0.001))
-    except TimeoutError:
-        return False
+        tasks = {waiting} if sooner is None else {waiting, sooner}
+        await asyncio.wait(tasks, timeout=max(limit_s, 0.001), return_when=asyncio.FIRST_COMPLETED)
+        return event.is_set()
     finally:
+        waiting.cancel()
         loop.remove_reader(descriptor)
-    return True

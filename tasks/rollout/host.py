@@ -23,9 +23,11 @@ from storage.records import ExecutionSpec, RecordError, decode
 from storage.run import Run, open_run
 from tasks.problems.source import make_source
 from tasks.rollout import strays
+from tasks.rollout.door import make_client
 from tasks.rollout.execution import Surroundings
 from tasks.rollout.executions import Executions, State
 from tasks.rollout.harnesses.launch import make_harness
+from tasks.rollout.sandboxes import cgroup
 from tasks.rollout.sandboxes.sandbox import make_sandbox, python_executable
 from tasks.rollout.sessions import GatewaySessions
 from tasks.rollout.snapshot import remove_tree
@@ -50,6 +52,7 @@ class HostRoutes:
             Route(path, self._guard(self._put), methods=["PUT"]),
             Route(path, self._guard(self._get), methods=["GET"]),
             Route(path, self._guard(self._delete), methods=["DELETE"]),
+            Route(f"{path}/finish", self._guard(self._finish), methods=["POST"]),
             Route("/state", self._guard(self._state), methods=["GET"]),
         ]
 
@@ -89,6 +92,10 @@ class HostRoutes:
         state = await self._executions.drop(request.path_params["execution_id"])
         return JSONResponse({"state": state.value})
 
+    async def _finish(self, request: Request) -> Response:
+        state = await self._executions.finish(request.path_params["execution_id"])
+        return JSONResponse({"state": state.value})
+
     async def _state(self, request: Request) -> Response:
         return JSONResponse(self._executions.count())
 
@@ -109,12 +116,13 @@ async def serve(run: Run, name: str, scratch: Path) -> None:
     """Run the daemon until its lease ends or it is stopped."""
     config = run.config
     around = Surroundings(
+        doors=make_client(),
         store=run.store,
         layout=run.layout,
         config=config.rollout,
         source=make_source(config.problems),
         sessions=GatewaySessions(run.store, run.layout),
-        sandbox=make_sandbox(config.rollout.sandbox),
+        sandbox=make_sandbox(config.rollout.sandbox, config.rollout.image),
         harness=make_harness(config.harness, config.gateway.call_limit_s, scratch),
         scratch=scratch,
     )
@@ -133,7 +141,7 @@ async def serve(run: Run, name: str, scratch: Path) -> None:
 def _start_watcher(scratch: Path) -> subprocess.Popen[bytes]:
     """The process that cleans up when this one is killed: its input ends with us."""
     return subprocess.Popen(
-        [python_executable(), "-I", "-S", strays.__file__, str(scratch)],
+        [python_executable(), "-I", "-S", strays.__file__, str(scratch), *cgroup.base_folders()],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         env={"PATH": os.environ.get("PATH", os.defpath)},
@@ -155,6 +163,7 @@ def main() -> None:
         asyncio.run(serve(run, arguments.name, scratch))
     finally:
         remove_tree(scratch)
+        cgroup.remove_base()
         assert watcher.stdin is not None
         watcher.stdin.close()
         watcher.wait(timeout=30)

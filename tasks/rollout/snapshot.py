@@ -1,7 +1,7 @@
 """Workspaces in storage: compressed archives of what is safe to keep, and fresh copies of them."""
 
 # Plain texts for paths: a Path object for each file of every workspace would be felt.
-# ruff: noqa: PTH101, PTH112, PTH114, PTH115, PTH208
+# ruff: noqa: PTH101, PTH112, PTH114, PTH115
 from __future__ import annotations
 
 import io
@@ -13,12 +13,22 @@ import tarfile
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 
 import zstandard
 
 ENTRIES = 20_000
 PATH_BYTES = 1024
+CACHES = frozenset(
+    ("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".cache")
+)
+SECRETS = frozenset(
+    (".ssh", ".aws", ".gnupg", ".netrc", ".git-credentials", ".npmrc", ".pypirc", ".docker")
+)
+_LINKS = 40
+"""Most links on the way of a link, as the kernel has it."""
 _LEVEL = 3
 _BLOCK = 1 << 20
 
@@ -35,16 +45,19 @@ class Snapshot:
     """A tar archive, compressed with zstandard. Equal workspaces give equal bytes."""
     files: int
     left_out: tuple[str, ...]
-    """What was not kept and why, at most ten lines; empty when all was."""
+    """What was not kept and why, at most ten lines; empty when all was. Caches are not told."""
+    digest: str
+    """Of the content: equal for equal workspaces, and for no others."""
 
 
 def freeze(folder: Path, limit_bytes: int) -> Snapshot:
     """Archive a folder in which nothing runs any more.
 
     Kept are folders, regular files and relative links that stay inside, with their permissions, in
-    the order of their paths. A file that does not fit into what is left of ``limit_bytes``, and
-    whatever comes after ``ENTRIES`` entries, is left out: an agent that fills its workspace has
-    done so itself, and what fits is scored.
+    the order of their paths. Caches and what usually holds secrets (``CACHES``, ``SECRETS``) are
+    not. A file that does not fit into what is left of ``limit_bytes``, and whatever comes after
+    ``ENTRIES`` entries, is left out: an agent that fills its workspace has done so itself, and what
+    fits is scored.
     """
     archive = io.BytesIO()
     left_out: list[str] = []
@@ -63,7 +76,9 @@ def freeze(folder: Path, limit_bytes: int) -> Snapshot:
                 tar.addfile(entry)
             elif stat.S_ISLNK(found.st_mode):
                 entry.type, entry.linkname = tarfile.SYMTYPE, os.readlink(path)
-                if _stays_inside(folder, name, entry.linkname):
+                if len(os.fsencode(entry.linkname)) > PATH_BYTES:
+                    left_out.append(f"{name}: a link of more than {PATH_BYTES} bytes")
+                elif _stays_inside(folder, name, entry.linkname):
                     tar.addfile(entry)
                 else:
                     left_out.append(f"{name}: a link to the outside")
@@ -79,7 +94,9 @@ def freeze(folder: Path, limit_bytes: int) -> Snapshot:
                 tar.addfile(entry, io.BytesIO(data))
     if len(left_out) > 10:
         left_out[9:] = [f"and {len(left_out) - 9} more"]
-    return Snapshot(_compressed(archive.getvalue()), files, tuple(left_out))
+    plain = archive.getvalue()
+    digest = blake2b(plain, digest_size=20).hexdigest()
+    return Snapshot(_compressed(plain), files, tuple(left_out), digest)
 
 
 def thaw(data: bytes, folder: Path, limit_bytes: int) -> None:
@@ -87,7 +104,7 @@ def thaw(data: bytes, folder: Path, limit_bytes: int) -> None:
 
     Raises:
         SnapshotError: the archive is damaged, holds more than ``limit_bytes`` of files, or an entry
-            that ``freeze`` never writes.
+            that ``freeze`` never writes. Links that lead outside are not made.
     """
     most = limit_bytes + ENTRIES * (PATH_BYTES + 4 * tarfile.BLOCKSIZE) + tarfile.RECORDSIZE
     try:
@@ -123,8 +140,10 @@ def thaw(data: bytes, folder: Path, limit_bytes: int) -> None:
     for path, target in links:
         path.symlink_to(target)
     for path, target in links:
+        # Not an error: in the workspace it may have led through something that was left out, which
+        # is not for an agent to make its workspace unreadable with.
         if not _stays_inside(folder, str(path.relative_to(folder)), target):
-            raise SnapshotError(f"{path.name!r}: a link to the outside")
+            path.unlink()
     for path, mode in reversed(folders):
         path.chmod(mode & 0o777)
 
@@ -151,12 +170,12 @@ def _entries(folder: Path, left_out: list[str]) -> Iterator[tuple[str, str]]:
             yield name, path
             if os.path.islink(path) or not os.path.isdir(path):
                 continue
-        try:
-            inside = sorted(os.listdir(path), key=os.fsencode, reverse=True)
-        except PermissionError:
-            os.chmod(path, 0o700)
-            inside = sorted(os.listdir(path), key=os.fsencode, reverse=True)
-        for child in inside:
+        for child in _names(path):
+            if child in CACHES or child.endswith(".pyc"):
+                continue
+            if child in SECRETS:
+                left_out.append(f"{name}/{child}: may hold a secret".lstrip("/"))
+                continue
             below = f"{name}/{child}" if name else child
             if len(os.fsencode(below)) > PATH_BYTES:
                 left_out.append(f"{below[:80]}...: a path of more than {PATH_BYTES} bytes")
@@ -164,13 +183,45 @@ def _entries(folder: Path, left_out: list[str]) -> Iterator[tuple[str, str]]:
                 waiting.append(below)
 
 
+def _names(path: str) -> list[str]:
+    """What is in a folder, last one first; not more than could be kept, however many there are."""
+    try:
+        names = os.scandir(path)
+    except PermissionError:
+        os.chmod(path, 0o700)
+        names = os.scandir(path)
+    with names:
+        some = [entry.name for entry in islice(names, ENTRIES + 1)]
+    return sorted(some, key=os.fsencode, reverse=True)
+
+
 def _stays_inside(folder: Path, name: str, target: str) -> bool:
-    """Whether a link at ``name`` to ``target`` ends inside, other links on its way included."""
+    """Whether a link at ``name`` to ``target`` ends inside, other links on its way included. Never
+    looks at anything outside."""
+    at = name.split("/")[:-1]
+    left = target.split("/")[::-1]
     if not target or target.startswith("/"):
         return False
-    root = os.path.realpath(folder)
-    end = os.path.realpath(os.path.join(root, os.path.dirname(name), target))
-    return end == root or end.startswith(root + "/")
+    links = 0
+    while left:
+        part = left.pop()
+        if part in ("", "."):
+            continue
+        if part == "..":
+            if not at:
+                return False
+            at.pop()
+            continue
+        try:
+            further = os.readlink(os.path.join(folder, *at, part))
+        except OSError:  # not a link, or not there
+            at.append(part)
+            continue
+        links += 1
+        if further.startswith("/") or links > _LINKS or len(left) > PATH_BYTES:
+            return False
+        left += further.split("/")[::-1]
+    return True
 
 
 def _is_plain(name: str) -> bool:

@@ -1,8 +1,9 @@
 """Processes that belong to a folder, found and ended; also the watcher that does so when an
 execution host is killed.
 
-As a program (``python -I -S strays.py FOLDER``) it waits until its standard input ends, which is
-when its owner has ended in whatever way, then kills what belongs to the folder and deletes it.
+As a program (``python -I -S strays.py FOLDER [GROUP...]``) it waits until its standard input ends,
+which is when its owner has ended in whatever way, then kills what belongs to the folder or is in
+the control groups and deletes them.
 Standard library only, and little of it: it sits beside the host for the whole run.
 """
 
@@ -58,16 +59,37 @@ def _belongs(pid: str, marker: bytes) -> bool:
         return False
 
 
-def main(folder: str) -> None:
+def end_groups(bases: list[str]) -> None:
+    """Kill what is in the control groups below these, and take them away.
+
+    Blocks for at most a few seconds.
+    """
+    for _ in range(_ROUNDS):
+        left = [place for base in bases for place, _, _ in os.walk(base, topdown=False)]
+        if not left:
+            break
+        for place in left:
+            try:
+                with open(f"{place}/cgroup.procs") as file:
+                    for pid in file.read().split():
+                        os.kill(int(pid), signal.SIGKILL)
+                os.rmdir(place)  # noqa: PTH106
+            except OSError:  # what was killed is not gone yet
+                pass
+        time.sleep(_PAUSE_S)
+
+
+def main(folder: str, groups: list[str]) -> None:
     """Watch until the owner ends, then clean up after it."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while os.read(0, 4096):
         pass
+    end_groups(groups)
     if os.path.isdir(folder):  # noqa: PTH112
         end_strays(folder)
         os.execvp("rm", ["rm", "-rf", "--", folder])
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2:])

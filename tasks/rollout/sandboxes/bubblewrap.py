@@ -5,34 +5,35 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from tasks.rollout.sandboxes.sandbox import Room, SandboxError, limit_command
+from tasks.rollout.sandboxes.cgroup import ControlGroup
+from tasks.rollout.sandboxes.gate import Gate
+from tasks.rollout.sandboxes.program import program
+from tasks.rollout.sandboxes.sandbox import (
+    PORT,
+    Launch,
+    Room,
+    SandboxError,
+    limit_command,
+    process_limits,
+    python_executable,
+)
 
-TEMPORARY_BYTES = 64 << 20
-PROCESSES = 256
+TEMPORARY_MB = 64
 _START_LIMIT_S = 20
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32")
-_SETTINGS = (
-    "/etc/alternatives",
-    "/etc/ld.so.cache",
-    "/etc/ld.so.conf",
-    "/etc/ld.so.conf.d",
-    "/etc/localtime",
-    "/etc/nsswitch.conf",
-    "/etc/passwd",
-    "/etc/group",
-    "/etc/hosts",
-    "/etc/ssl/certs",
-    "/etc/ssl/openssl.cnf",
-)
+_SETTINGS = ("/etc/alternatives", "/etc/ld.so.cache")
+_OWN_SETTINGS = Path(__file__).with_name("etc")
+"""Users and hosts as they are inside; the machine's own are nobody's business."""
 
 
 class Bubblewrap:
-    """Own user, process, mount, host-name and (without ``network``) network namespaces. The system
-    is read-only, ``/tmp`` and ``/home`` are empty and temporary, only the workspace is the room's.
+    """Own user, process, mount, IPC, host-name and (without ``network``) network namespaces. The
+    system is read-only; ``/tmp``, ``/home`` and ``/dev/shm`` are empty and temporary. A launched
+    command has its workspace in memory too, with a size that the kernel keeps.
 
     Raises:
         SandboxError: bubblewrap is missing or namespaces are not allowed.
@@ -40,25 +41,19 @@ class Bubblewrap:
 
     wrappers = 2  # the one that waits outside, and the first process of the namespace
     ends_all = True
+    isolates = True
 
     def __init__(self) -> None:
-        self._fixed = _fixed_arguments(_works())
+        self._program = _works()
 
-    def prefix(self, room: Room, info: int | None = None) -> list[str]:
-        argv = list(self._fixed)
-        if room.network:
-            argv.append("--share-net")
-        for path in room.readable:
-            argv += ["--ro-bind", str(path), str(path)]
-        argv += ["--bind", str(room.workspace), room.inside]
-        for mount in room.mounts:
-            argv += ["--bind" if mount.writable else "--ro-bind", str(mount.source), mount.target]
-        argv += ["--chdir", room.inside, "--remount-ro", "/"]
-        if info is not None:
-            argv += ["--info-fd", str(info)]
-        # Inside, so that the count of processes is the sandbox's own and not the user's. It binds
-        # only where the run's user is not root.
-        return [*argv, "--", *limit_command(room.limits, PROCESSES)]
+    def make_gate(self, room: Room) -> Gate:
+        return Gate()
+
+    def prefix(self, room: Room, group: ControlGroup | None = None) -> list[str]:
+        argv = _arguments(self._program, room, group)
+        argv += ["--bind", str(room.workspace), room.inside, *_end_of_mounts(room)]
+        # Inside, so that the count of processes is the sandbox's own and not the user's.
+        return [*argv, "--", *limit_command(process_limits(room.limits, group))]
 
     def environment(self, room: Room) -> dict[str, str]:
         return {
@@ -68,27 +63,86 @@ class Bubblewrap:
             "LANG": "C.UTF-8",
         }
 
+    def launch(
+        self,
+        room: Room,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        group: ControlGroup | None,
+        gate: Gate | None,
+        info: int | None,
+    ) -> Launch:
+        assert gate is not None and gate.inside is not None and info is not None
+        first = room.folder / "entry.pyc"
+        first.write_bytes(program())
+        # Without this environment's packages: Gyre itself may be one of them.
+        argv = _arguments(self._program, room, group, packages=False)
+        argv += ["--ro-bind", str(first), "/run/entry.pyc"]
+        argv += [*_in_memory(room.inside, room), *_end_of_mounts(room)]
+        argv += ["--info-fd", str(info), "--"]
+        limits = ",".join(
+            f"{name.upper()}={value}" for name, value in process_limits(room.limits, group).items()
+        )
+        argv += [python_executable(), "-I", "-S", "/run/entry.pyc"]
+        argv += [str(gate.inside), str(PORT), limits, "--", *command]
+        return Launch(argv, {**self.environment(room), **environment}, (gate.inside, info))
 
-def _fixed_arguments(program: str) -> tuple[str, ...]:
+    def ending(self, room: Room) -> None:
+        return None
+
+
+def _arguments(
+    program: str, room: Room, group: ControlGroup | None, *, packages: bool = True
+) -> list[str]:
+    argv = [] if group is None else group.entering()
+    argv += _namespaces(program)
+    if packages and sys.prefix != sys.base_prefix:
+        argv += ["--ro-bind", sys.prefix, sys.prefix]
+    if room.network:
+        argv.append("--share-net")
+    for place in ("/tmp", "/home", "/dev/shm"):
+        argv += _in_memory(place, room)
+    # What lies in /proc/sys belongs to root, so a root inside could write the machine's settings.
+    argv += ["--dir", "/home/agent", "--remount-ro", "/dev", "--remount-ro", "/proc"]
+    for path in room.readable:
+        argv += ["--ro-bind", str(path), str(path)]
+    return argv
+
+
+def _end_of_mounts(room: Room) -> list[str]:
+    argv: list[str] = []
+    for mount in room.mounts:
+        argv += ["--bind" if mount.writable else "--ro-bind", str(mount.source), mount.target]
+    return [*argv, "--chdir", room.inside, "--remount-ro", "/"]
+
+
+def _in_memory(place: str, room: Room) -> list[str]:
+    size = room.limits.disk_mb if room.limits else TEMPORARY_MB
+    return ["--size", str(size << 20), "--tmpfs", place]
+
+
+@lru_cache(maxsize=4)
+def _namespaces(program: str) -> tuple[str, ...]:
     argv = [program, "--unshare-all", "--die-with-parent", "--new-session"]
+    # Of the new user namespace, and root would have them all: with them the read-only mounts and
+    # the sizes of the temporary folders could be undone.
+    argv += ["--cap-drop", "ALL"]
     argv += ["--proc", "/proc", "--dev", "/dev"]
-    for place in ("/tmp", "/home"):
-        argv += ["--size", str(TEMPORARY_BYTES), "--tmpfs", place]
-    argv += ["--dir", "/home/agent"]
     for path in _visible():
         if path.is_symlink() and str(path) in _SYSTEM:
             argv += ["--symlink", str(path.readlink()), str(path)]
         elif path.exists():
             argv += ["--ro-bind", str(path), str(path)]
+    for path in sorted(_OWN_SETTINGS.iterdir()):
+        argv += ["--ro-bind", str(path), f"/etc/{path.name}"]
     return tuple(argv)
 
 
 def _visible() -> Iterable[Path]:
     yield from map(Path, _SYSTEM)
     yield from map(Path, _SETTINGS)
-    for prefix in dict.fromkeys((sys.base_prefix, sys.prefix)):
-        if not prefix.startswith("/usr"):
-            yield Path(prefix)
+    if not sys.base_prefix.startswith("/usr"):
+        yield Path(sys.base_prefix)
 
 
 @lru_cache(maxsize=1)
@@ -101,7 +155,7 @@ def _works() -> str:
             "(Debian: apt-get install bubblewrap), or set rollout.sandbox=process, which isolates "
             "nothing"
         )
-    probe = [*_fixed_arguments(program), "--", "/bin/true"]
+    probe = [*_namespaces(program), "--", "/bin/true"]
     try:
         done = subprocess.run(
             probe, capture_output=True, timeout=_START_LIMIT_S, check=False, env={}

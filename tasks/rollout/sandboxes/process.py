@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tasks.rollout.sandboxes.sandbox import Room, limit_command
+from tasks.rollout.sandboxes.cgroup import ControlGroup
+from tasks.rollout.sandboxes.gate import Gate
+from tasks.rollout.sandboxes.sandbox import Launch, Room, limit_command, process_limits
 
 _log = logging.getLogger(__name__)
 _warned = False
@@ -18,6 +21,7 @@ class PlainProcess:
 
     wrappers = 0
     ends_all = False
+    isolates = False
 
     def __init__(self) -> None:
         global _warned
@@ -29,10 +33,17 @@ class PlainProcess:
                 "has the network. Use it only for agents and problems that you trust."
             )
 
-    def prefix(self, room: Room, info: int | None = None) -> list[str]:
+    def make_gate(self, room: Room) -> None:
+        return None
+
+    def prefix(self, room: Room, group: ControlGroup | None = None) -> list[str]:
         # The kernel ends the command with the thread that started it; what the command leaves
-        # behind is found by its environment and working folder.
-        return ["setpriv", "--pdeathsig", "KILL", *limit_command(room.limits, None)]
+        # behind is found by its control group, or by its environment and working folder.
+        limits = process_limits(room.limits, group)
+        # The count of processes is the user's here, whose other work it must not stop.
+        limits.pop("nproc", None)
+        entering = [] if group is None else group.entering()
+        return [*entering, "setpriv", "--pdeathsig", "KILL", *limit_command(limits)]
 
     def environment(self, room: Room) -> dict[str, str]:
         for name in ("home", "tmp"):
@@ -43,3 +54,18 @@ class PlainProcess:
             "TMPDIR": str(room.folder / "tmp"),
             "LANG": "C.UTF-8",
         }
+
+    def launch(
+        self,
+        room: Room,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        group: ControlGroup | None,
+        gate: Gate | None,
+        info: int | None,
+    ) -> Launch:
+        argv = [*self.prefix(room, group), *command]
+        return Launch(argv, {**self.environment(room), **environment})
+
+    def ending(self, room: Room) -> None:
+        return None

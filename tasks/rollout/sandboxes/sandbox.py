@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from configs.problems import SandboxKind
-
-
-class SandboxError(RuntimeError):
-    """A sandbox can't be had on this machine; the text says what to install or to set."""
-
-
-@dataclass(frozen=True)
-class ProcessLimits:
-    """Bounds of every single process inside."""
-
-    memory_mb: int
-    """Address space."""
-    file_mb: int
-    """Largest file that it may write."""
-    cpu_s: int
-    """Processor time."""
-
+from tasks.rollout.sandboxes.cgroup import ControlGroup, grouped
+from tasks.rollout.sandboxes.gate import Gate
+from tasks.rollout.sandboxes.limits import Limits
 
 INSIDE = "/workspace"
 """Where the workspace is seen inside, unless a room says otherwise: the same in every execution, so
 that prompts that name it share a prefix."""
+
+PORT = 8000
+"""Where a sandbox with a network of its own finds the gateway, on its loopback device."""
+
+
+class SandboxError(RuntimeError):
+    """A sandbox can't be had on this machine; the text says what to install or to set."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +42,11 @@ class Room:
     """The place that a command gets.
 
     Args:
-        folder: belongs to this command alone; its folder ``workspace`` is the working folder.
+        folder: belongs to this command alone; its folder ``workspace`` is the working folder,
+            unless the sandbox makes one of its own.
         readable: further files and folders that it may read, at the same paths.
         network: whether it may reach the machine's network.
-        limits: of its processes; None when the command limits itself.
+        limits: of everything inside; None when the command limits itself.
         inside: absolute path at which the workspace is seen, and where the command starts.
         mounts: further files and folders at other paths. Only for sandboxes that isolate.
     """
@@ -58,13 +54,23 @@ class Room:
     folder: Path
     readable: tuple[Path, ...] = ()
     network: bool = False
-    limits: ProcessLimits | None = None
+    limits: Limits | None = None
     inside: str = INSIDE
     mounts: tuple[Mount, ...] = ()
 
     @property
     def workspace(self) -> Path:
         return self.folder / "workspace"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a command in a sandbox is started."""
+
+    argv: list[str]
+    environment: dict[str, str]
+    descriptors: tuple[int, ...] = ()
+    """That it inherits."""
 
 
 class Sandbox(Protocol):
@@ -80,31 +86,78 @@ class Sandbox(Protocol):
         """Whether the kernel ends everything inside together with the command."""
         ...
 
-    def prefix(self, room: Room, info: int | None = None) -> list[str]:
-        """Argv that goes in front of a command; the command's working folder is the workspace.
+    @property
+    def isolates(self) -> bool:
+        """Whether a launched command has a network and a workspace of its own."""
+        ...
 
-        Args:
-            info: inherited file descriptor to which JSON with the key ``child-pid``, the process
-                whose end is the end of everything inside, is written at the start. Only for
-                sandboxes with ``wrappers``.
-        """
+    def make_gate(self, room: Room) -> Gate | None:
+        """Where it isolates, the gate through which a room hands out what is its own. None where
+        a command has the machine's network and the room's folder ``workspace``."""
+        ...
+
+    def prefix(self, room: Room, group: ControlGroup | None = None) -> list[str]:
+        """Argv that goes in front of a command that works in the room's workspace."""
         ...
 
     def environment(self, room: Room) -> dict[str, str]:
-        """The whole environment of a command, but for what the command itself needs."""
+        """The whole environment of such a command, but for what the command itself needs."""
+        ...
+
+    def launch(
+        self,
+        room: Room,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        group: ControlGroup | None,
+        gate: Gate | None,
+        info: int | None,
+    ) -> Launch:
+        """Start of a command that is given a model.
+
+        Args:
+            gate: from ``make_gate``.
+            info: inherited descriptor to which JSON with the key ``child-pid`` is written at the
+                start: the process whose end is the end of everything inside. Where ``wrappers``.
+        """
+        ...
+
+    def ending(self, room: Room) -> list[str] | None:
+        """Command that ends what was launched, where killing the launched process does not."""
         ...
 
 
-def make_sandbox(kind: SandboxKind) -> Sandbox:
+def make_sandbox(kind: SandboxKind, image: str = "") -> Sandbox:
     """The sandbox of that kind.
+
+    Args:
+        image: of a container.
 
     Raises:
         SandboxError: it does not work on this machine.
     """
     from tasks.rollout.sandboxes.bubblewrap import Bubblewrap
+    from tasks.rollout.sandboxes.container import Container
     from tasks.rollout.sandboxes.process import PlainProcess
 
-    return Bubblewrap() if kind is SandboxKind.BUBBLEWRAP else PlainProcess()
+    if kind is SandboxKind.BUBBLEWRAP:
+        return Bubblewrap()
+    if kind is SandboxKind.PROCESS:
+        return PlainProcess()
+    return Container(kind.value, image)
+
+
+@contextmanager
+def confined(sandbox: Sandbox, room: Room) -> Iterator[list[str]]:
+    """``sandbox.prefix(room)`` with the room's limits on everything that is started behind it.
+
+    When the context ends, nothing of it runs any more.
+
+    Raises:
+        OSError: a control group can't be made, or something in it can't be ended.
+    """
+    with grouped(room.limits) as group:
+        yield sandbox.prefix(room, group)
 
 
 def python_executable() -> str:
@@ -112,17 +165,16 @@ def python_executable() -> str:
     return os.path.realpath(sys.executable)
 
 
-def limit_command(limits: ProcessLimits | None, processes: int | None) -> list[str]:
-    """Argv of ``prlimit`` that puts limits on the command after it."""
+def process_limits(limits: Limits | None, group: ControlGroup | None) -> dict[str, int]:
+    """What has to be set on each process, because no control group does it for all."""
     if limits is None:
+        return {}
+    held = group.holds if group is not None else frozenset()
+    return limits.of_each_process(memory="memory" not in held, processes="pids" not in held)
+
+
+def limit_command(limits: Mapping[str, int]) -> list[str]:
+    """Argv of ``prlimit`` that puts limits on the command after it."""
+    if not limits:
         return []
-    argv = [
-        "prlimit",
-        f"--as={limits.memory_mb << 20}",
-        f"--fsize={limits.file_mb << 20}",
-        f"--cpu={limits.cpu_s}",
-        "--core=0",
-    ]
-    if processes is not None:
-        argv.append(f"--nproc={processes}")
-    return [*argv, "--"]
+    return ["prlimit", *(f"--{name}={value}" for name, value in limits.items()), "--"]

@@ -18,8 +18,10 @@ from configs.run import RunConfig
 from storage.records import ExecutionOutcome, ExecutionResult, ExecutionSpec, Split
 from storage.run import Run, create_run
 from tasks.problems.source import Problem
+from tasks.rollout.door import make_client
 from tasks.rollout.execution import Surroundings, carry_out
 from tasks.rollout.harnesses.launch import make_harness
+from tasks.rollout.sandboxes import bubblewrap
 from tasks.rollout.sandboxes.sandbox import make_sandbox
 from tasks.rollout.sessions import GatewaySessions
 from tasks.rollout.snapshot import thaw
@@ -37,6 +39,15 @@ for new_session in (False, True):
     subprocess.Popen([sys.executable, '-c', child], start_new_session=new_session)
 open('partial.py', 'w').write('x = 1')
 open('ready', 'w').close()
+"""
+SAYS_READY = """
+import urllib.request
+try:
+    urllib.request.urlopen('http://127.0.0.1:8000/v1/models')
+except OSError:
+    pass
+"""
+WAITS = """
 time.sleep(600)
 """
 
@@ -62,7 +73,7 @@ def spec(problem: str = "p", name: str = "s00000-q0000-e000") -> ExecutionSpec:
 
 
 def make_run(tmp_path: Path, gateway: StubGateway, **rollout: object) -> Run:
-    config = RunConfig(rollout=RolloutConfig.model_validate(rollout))
+    config = RunConfig(rollout=RolloutConfig.model_validate({"retry_delay_s": 0.01, **rollout}))
     run = create_run(str(tmp_path / "store"), "r", config)
     gateway.register(run.store, run.layout)
     return run
@@ -85,6 +96,7 @@ async def surroundings(tmp_path: Path, gateway: StubGateway) -> AsyncIterator[Ma
             config=run.config.rollout,
             source=OneProblem(),  # type: ignore[arg-type]
             sessions=GatewaySessions(run.store, run.layout, patience_s=5),
+            doors=make_client(),
             sandbox=make_sandbox(run.config.rollout.sandbox),
             harness=make_harness(run.config.harness, 60, tmp_path),
             scratch=scratch,
@@ -95,6 +107,7 @@ async def surroundings(tmp_path: Path, gateway: StubGateway) -> AsyncIterator[Ma
     yield make
     for around in made:
         await around.sessions.close_client()
+        await around.doors.close()
         assert list(around.scratch.iterdir()) == []
         assert find_strays(str(around.scratch)) == []
 
@@ -130,6 +143,9 @@ async def test_completed(
     assert texts[7].startswith("given")
     assert "key-" not in texts[7]
     assert gateway.requests[0]["headers"]["authorization"] == "Bearer key-s00000-q0000-e000"
+    assert result.workspace_key == around.layout.frozen_workspace(
+        Path(result.workspace_key or "").name.removesuffix(".tar.zst")
+    )
     assert gateway.closed == ["s00000-q0000-e000"]
     kept = workspace_of(around, result, tmp_path / "kept")
     assert sorted(str(path.relative_to(kept)) for path in kept.rglob("*")) == [
@@ -143,12 +159,20 @@ async def test_completed(
 async def test_time_limit_ends_what_ignores_sigterm(
     sandbox: SandboxKind, surroundings: MakeSurroundings, gateway: StubGateway, tmp_path: Path
 ) -> None:
-    gateway.policy = scripted(shell_policy(IGNORES_SIGTERM))
+    program = IGNORES_SIGTERM
+    if sandbox is SandboxKind.BUBBLEWRAP:  # whose files can't be seen from here
+        program += SAYS_READY
+    gateway.policy = scripted(shell_policy(program + WAITS))
     around = surroundings(sandbox=sandbox, limit_s=0.5, kill_after_s=0.2)
     ready = around.scratch / spec().execution_id / "workspace" / "ready"
     started = time.monotonic()
-    # The clock stands still until the agent's program is under way, however slow the machine is.
-    gateway.waited_s = lambda: 0.0 if ready.exists() else time.monotonic() - started
+
+    def waited_s() -> float:
+        """The clock stands still until the agent's program is under way, however slow it is."""
+        under_way = ready.exists() or gateway.refused.is_set()
+        return 0.0 if under_way else time.monotonic() - started
+
+    gateway.waited_s = waited_s
     result = await carry_out(spec(), around)
     assert result.outcome is ExecutionOutcome.TIMED_OUT
     assert result.exit_code is None
@@ -204,7 +228,7 @@ async def test_a_workspace_that_is_too_large_keeps_what_fits(
     assert {path.name for path in kept.iterdir()} == {"f1", "small", "sub"}
 
 
-@pytest.mark.parametrize("status", [500, 404])
+@pytest.mark.parametrize("status", [503, 401, 0])
 async def test_a_model_that_is_unavailable_is_our_fault(
     status: int,
     surroundings: MakeSurroundings,
@@ -227,7 +251,7 @@ async def test_our_own_failures_are_results(
     result = await carry_out(spec(problem="missing"), around)
     assert result.outcome is ExecutionOutcome.HOST_FAILED
     assert "KeyError" in result.detail
-    assert gateway.closed == ["s00000-q0000-e000"]
+    assert gateway.closed == ["s00000-q0000-e000"] * 2  # it was tried again
     gateway.admin_down = True
     around.sessions.patience_s = 0.3
     result = await carry_out(spec(name="s00000-q0000-e001"), around)
@@ -240,10 +264,9 @@ async def test_a_sandbox_that_can_not_start_is_our_fault(
     surroundings: MakeSurroundings, gateway: StubGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     around = surroundings(sandbox="bubblewrap")
+    real = bubblewrap._namespaces
     monkeypatch.setattr(
-        around.sandbox,
-        "_fixed",
-        (*around.sandbox._fixed, "--ro-bind", "/nowhere", "/x"),  # type: ignore[attr-defined]
+        bubblewrap, "_namespaces", lambda program: (*real(program), "--ro-bind", "/nowhere", "/x")
     )
     result = await carry_out(spec(), around)
     assert result.outcome is ExecutionOutcome.HOST_FAILED

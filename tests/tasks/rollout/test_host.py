@@ -189,9 +189,14 @@ def test_a_killed_host_leaves_no_harness(
     sandbox: str, number: signal.Signals, make_host: MakeHost, gateway: StubGateway
 ) -> None:
     host = make_host(sandbox=sandbox)
-    gateway.policy = scripted(call("shell", command="setsid sleep 600 & touch ready; sleep 600"))
+    say = "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/v1/models')"
+    command = f'setsid sleep 600 & touch ready; python3 -c "{say}"; sleep 600'
+    gateway.policy = scripted(call("shell", command=command))
     host.put(spec(host))
-    wait_for(lambda: list(host.temporary.glob("*/*/workspace/ready")), "the tool did not start")
+    wait_for(
+        lambda: gateway.refused.is_set() or list(host.temporary.glob("*/*/workspace/ready")),
+        "the tool did not start",
+    )
     pids = processes_of(host.process.pid)
     assert len(pids) >= 4
     host.process.send_signal(number)

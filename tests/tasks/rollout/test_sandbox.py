@@ -14,8 +14,8 @@ import pytest
 from configs.problems import SandboxKind
 from tasks.rollout.sandboxes import bubblewrap, process
 from tasks.rollout.sandboxes.bubblewrap import Bubblewrap
+from tasks.rollout.sandboxes.limits import Limits
 from tasks.rollout.sandboxes.sandbox import (
-    ProcessLimits,
     Room,
     Sandbox,
     SandboxError,
@@ -80,7 +80,7 @@ def test_the_plain_process_warns_once(
 )
 def test_limits_bind_and_the_interpreter_runs(kind: SandboxKind, folder: Path) -> None:
     sandbox = make_sandbox(SandboxKind(kind))
-    room = Room(folder, limits=ProcessLimits(memory_mb=512, file_mb=1, cpu_s=1))
+    room = Room(folder, limits=Limits(memory_mb=512, file_mb=1, cpu_s=1))
     done = run(sandbox, room, sys.executable, "-I", "-S", "-c", "print(bytearray(1 << 30)[0])")
     assert "MemoryError" in done.stderr
     done = run(sandbox, room, "sh", "-c", "head -c 2000000 /dev/zero > big; echo $?")
