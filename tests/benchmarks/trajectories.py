@@ -4,9 +4,9 @@
 
 ``build_s`` and ``peak_mb``: an execution of 500 calls with 20 branches, of 1e4 to 1e6 tokens, built
 and selected; each in a process of its own, whose whole memory is counted. ``forward_backward_s``:
-one pass of Megatron over the samples of groups, by cap and packing. The groups are those of step 0
-of a recorded run, or else come from the scripted agent in the real harness, with the settings of
-the ``branching`` preset. With a run, ``logprob_gap`` compares what its first policy gives in packed
+one pass of Megatron over the samples of groups, by cap and packing. The groups are the first of a
+recorded run, or else come from the scripted agent in the real harness, with the settings of the
+``branching`` preset. With a run, ``logprob_gap`` compares what its first policy gives in packed
 rows with what was recorded.
 
 Seconds are CPU seconds of this process, which other work on the machine does not lengthen much; the
@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import groupby
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,6 @@ import torch
 from configs.load import load_config
 from configs.run import RunConfig
 from configs.training import TrajectoryConfig
-from storage.layout import execution_id
 from storage.records import Call, CallKind, CallStatus, VersionSpan, decode, encode
 from storage.run import Run, open_run
 from storage.samples import Sample
@@ -173,21 +173,20 @@ def _call(
 
 
 def _recorded(run: Run) -> Iterator[Group]:
-    """Groups of step 0, which the first policy sampled."""
+    """What the first policy sampled: groups of step 0, and of its evaluation."""
     from tasks.sampling.group import read_calls
 
     names = sorted(run.store.children(f"{run.layout.prefix}/executions"))
-    queries = sorted({name.rpartition("-")[0] for name in names if name.startswith("s00000-")})
-    for query in queries:
-        members = [execution_id(query, one) for one in range(run.config.rollout.group_size)]
-        calls = [read_calls(run.store, run.layout, name) for name in members if name in names]
+    firsts = [name for name in names if name.startswith(("s00000-", "v00000-"))]
+    for _, members in groupby(firsts, key=lambda name: name.rpartition("-")[0]):
+        calls = [read_calls(run.store, run.layout, name) for name in members]
         yield Group(tuple(build_tree(one) for one in calls if one))
 
 
 def _policy_of(run: Run) -> Path:
-    from tasks.warm_start.build import policy_key
+    from tasks.warm_start.policies import first_policy
 
-    return Path(run.store.local_path(policy_key(run.config)))
+    return Path(run.store.local_path(str(first_policy(run))))
 
 
 def _scripted(config: RunConfig, folder: Path, queries: int) -> list[Group]:

@@ -17,7 +17,7 @@ from storage.layout import execution_id
 from storage.records import CallKind, QueryPlan, Split, encode
 from storage.run import Run, create_run
 from tasks.sampling.group import build_group
-from tasks.warm_start.build import policy_key
+from tasks.warm_start.policies import MANIFEST, remember_policy
 from tests.tasks.sampling.executions import call
 from tests.tasks.sampling.test_groups import result, scored
 
@@ -49,7 +49,9 @@ def run(tmp_path: Path) -> Run:
     build_group(run.store, run.layout, config, QUERY, 0, results, verdicts)
     words = WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="system")
     text = Tokenizer(words).to_str().encode()
-    run.store.write(f"{policy_key(config)}/tokenizer.json", text)
+    run.store.write("policies/words/tokenizer.json", text)
+    run.store.write(f"policies/words/{MANIFEST}", b"{}")
+    remember_policy(run, "policies/words")
     return run
 
 
