@@ -1,36 +1,15 @@
-"""The figures of the page. Colours of ink and lines are set by the page, for light and dark."""
+"""The figures of the page that go by update and step."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from cells.levels import Level
-from cells.scheduler import Role
 from flows.estimates import share_interval
 from flows.report.history import LATE, TIMED_OUT, Ended, History
-from flows.report.roles import FAILED
-
-BLUE, AMBER, GREEN, RED, GREY, VIOLET = (
-    "#3b82f6",
-    "#f59e0b",
-    "#10b981",
-    "#ef4444",
-    "#9ca3af",
-    "#8b5cf6",
-)
-ROLES = {
-    Role.ROLLOUT: BLUE,
-    Role.TRAINING: AMBER,
-    Role.SWITCHING: GREY,
-    FAILED: RED,
-}
-_MOST_POINTS = 3000
-_FEW = 12
-"""Whole numbers that an axis has room for."""
-_CLEAR = "rgba(0,0,0,0)"
+from flows.report.style import AMBER, BLUE, FEW, GREEN, GREY, RED, VIOLET, styled
 
 
 def pass_rates(history: History) -> go.Figure:
@@ -78,141 +57,41 @@ def pass_rates(history: History) -> go.Figure:
     newest = max((update.policy_version for update in history.updates), default=1)
     edge = 0.02 * newest + 0.2  # the marks of the first and the last version lie on the ends
     figure.update_xaxes(title_text="weight version", range=[-edge, newest + edge])
-    if newest <= _FEW:
+    if newest <= FEW:
         figure.update_xaxes(dtick=1)
     figure.update_yaxes(title_text="pass rate", range=[0, 1], tickformat=".0%")
-    return _styled(figure, 340)
-
-
-def roles_and_waterlevel(history: History) -> go.Figure:
-    """The cells' roles as a Gantt chart over the waterlevel, on one clock."""
-    cells = sorted({span.cell for span in history.spans})
-    unit, name = _clock(history.ended - history.began)
-    gantt = 40 + 30 * len(cells)
-    figure = make_subplots(
-        rows=2,
-        cols=1,
-        shared_xaxes=True,
-        vertical_spacing=0.06,
-        row_heights=[gantt, 240],
-    )
-    for role, colour in ROLES.items():
-        spans = [span for span in history.spans if span.role == role]
-        if not spans:
-            continue
-        figure.add_bar(
-            name=str(role),
-            orientation="h",
-            y=[span.cell for span in spans],
-            base=[(span.start - history.began) / unit for span in spans],
-            x=[(span.end - span.start) / unit for span in spans],
-            customdata=[(span.end - span.start, span.why) for span in spans],
-            marker={"color": colour, "line": {"width": 0}},
-            width=0.7,
-            hovertemplate=(
-                f"%{{y}}: from %{{base:.2f}} {name}, %{{customdata[0]:.1f}} s<br>%{{customdata[1]}}"
-            ),
-            row=1,
-            col=1,
-        )
-    _add_waterlevel(figure, history, unit)
-    figure.update_xaxes(range=[0, max((history.ended - history.began) / unit, 1e-3)])
-    figure.update_xaxes(title_text=name, row=2, col=1)
-    figure.update_yaxes(title_text="executions", rangemode="tozero", row=2, col=1)
-    figure.update_yaxes(
-        autorange="reversed",
-        type="category",
-        categoryarray=cells,
-        ticksuffix=" ",
-        showgrid=False,
-        row=1,
-        col=1,
-    )
-    figure.update_layout(barmode="overlay", hovermode="closest")
-    return _styled(figure, gantt + 330)
-
-
-def _clock(seconds: float) -> tuple[float, str]:
-    """A unit of time that gives a run of that length handy numbers: its seconds and its name."""
-    if seconds < 180:
-        return 1.0, "seconds"
-    return (60.0, "minutes") if seconds < 4 * 3600 else (3600.0, "hours")
-
-
-def _add_waterlevel(figure: go.Figure, history: History, unit: float) -> None:
-    levels = _thinned(history.levels) or _levels_of(history.executions)
-    times = [(level[0] - history.began) / unit for level in levels]
-    for name, colour, place in (("running", BLUE, 1), ("waiting for a place", RED, 2)):
-        values = [level[place] for level in levels]
-        if not any(values):
-            continue
-        figure.add_scatter(
-            name=name,
-            x=times,
-            y=values,
-            mode="lines",
-            stackgroup="level",
-            line={"width": 0, "shape": "hv"},
-            fillcolor=colour,
-            hovertemplate="%{y}",
-            row=2,
-            col=1,
-        )
-    if history.levels:
-        figure.add_scatter(
-            name="places of serving cells",
-            x=times,
-            y=[level[3] for level in levels],
-            mode="lines",
-            line={"color": GREY, "width": 1.5, "shape": "hv", "dash": "dot"},
-            hovertemplate="%{y}",
-            row=2,
-            col=1,
-        )
-
-
-_Water = tuple[float, int, int, int]
-"""Time, running, waiting, places."""
-
-
-def _thinned(levels: Sequence[Level]) -> list[_Water]:
-    stride = max(1, -(-len(levels) // _MOST_POINTS))
-    return [(row.at, row.running, row.queued, row.capacity) for row in levels[::stride]]
-
-
-def _levels_of(executions: Sequence[Ended]) -> list[_Water]:
-    """Where the manager kept no journal, counted from when executions began and ended."""
-    changes = sorted(
-        [(one.started_at, 1) for one in executions] + [(one.ended_at, -1) for one in executions]
-    )
-    live, found = 0, []
-    for at, change in changes:
-        live += change
-        found.append((at, live, 0, 0))
-    return found
+    return styled(figure, 340)
 
 
 def durations(history: History) -> go.Figure:
-    """How long executions worked, and how long they waited in the gateway."""
+    """How long executions worked, and how long they waited before and while they did."""
     figure = make_subplots(
         rows=1,
-        cols=2,
-        subplot_titles=("seconds of work", "seconds of waiting for a place or a switch"),
-        horizontal_spacing=0.1,
+        cols=3,
+        subplot_titles=(
+            "at work",
+            "in the queue, before they began",
+            "in the gateway, for a place or a switch",
+        ),
+        horizontal_spacing=0.07,
     )
-    completed = [one for one in history.executions if not one.timed_out]
-    late = [one for one in history.executions if one.timed_out]
-    for column, values in (
-        (1, [[one.worked_s for one in part] for part in (completed, late)]),
-        (2, [[one.waited_s for one in part] for part in (completed, late)]),
-    ):
-        top = max((max(part) for part in values if part), default=1.0) or 1.0
-        for name, colour, part in zip(("ended", "timed out"), (BLUE, RED), values, strict=True):
+    ended = [one for one in history.executions if not one.timed_out]
+    timed_out = [one for one in history.executions if one.timed_out]
+    begins = _step_begins(history)
+    measures: tuple[Callable[[Ended], float], ...] = (
+        lambda one: one.worked_s,
+        lambda one: max(one.started_at - begins[one.step], 0.0),
+        lambda one: one.waited_s,
+    )
+    for column, seconds in enumerate(measures, start=1):
+        parts = [[seconds(one) for one in part] for part in (ended, timed_out)]
+        top = max(max(part, default=0.0) for part in parts) or 1.0
+        for name, colour, part in zip(("ended", "timed out"), (BLUE, RED), parts, strict=True):
             if part:
                 figure.add_histogram(
                     name=name,
                     x=part,
-                    xbins={"start": 0, "end": top * 1.001, "size": top / 40},
+                    xbins={"start": 0, "end": top * 1.001, "size": top / 30},
                     marker={"color": colour, "line": {"width": 0}},
                     showlegend=column == 1,
                     legendgroup=name,
@@ -223,7 +102,17 @@ def durations(history: History) -> go.Figure:
     figure.update_xaxes(title_text="seconds", rangemode="tozero")
     figure.update_yaxes(title_text="executions", row=1, col=1)
     figure.update_layout(barmode="stack", bargap=0.03)
-    return _styled(figure, 320)
+    return styled(figure, 320)
+
+
+def _step_begins(history: History) -> dict[int, float]:
+    """When each step's executions could have begun, by the first that is known of it."""
+    known = [(level.step, level.at) for level in history.levels]
+    known += [(one.step, one.started_at) for one in history.executions]
+    begins: dict[int, float] = {}
+    for step, at in known:
+        begins[step] = min(begins.get(step, at), at)
+    return begins
 
 
 def health(history: History) -> go.Figure:
@@ -258,9 +147,9 @@ def health(history: History) -> go.Figure:
     figure.update_yaxes(rangemode="tozero", row=1, col=1)
     figure.update_yaxes(rangemode="tozero", tickformat=".0%", row=1, col=2)
     figure.update_yaxes(type="log", tickformat=".0e", dtick=1, row=1, col=3)
-    if len(numbers) <= _FEW:
+    if len(numbers) <= FEW:
         figure.update_xaxes(dtick=1)
-    return _styled(figure, 300)
+    return styled(figure, 300)
 
 
 def seconds_of_steps(history: History) -> go.Figure:
@@ -295,7 +184,7 @@ def seconds_of_steps(history: History) -> go.Figure:
     figure.update_xaxes(title_text="step", dtick=max(1, len(steps) // 20))
     figure.update_yaxes(title_text="seconds", rangemode="tozero")
     figure.update_layout(barmode="group", bargap=0.25)
-    return _styled(figure, 320)
+    return styled(figure, 320)
 
 
 def verdicts(history: History) -> go.Figure | None:
@@ -317,30 +206,7 @@ def verdicts(history: History) -> go.Figure | None:
         )
     figure.update_xaxes(title_text="step", dtick=max(1, len(history.verdicts) // 20))
     figure.update_yaxes(title_text="executions", rangemode="tozero")
-    figure.update_layout(barmode="stack", bargap=0.35)
-    return _styled(figure, 300)
-
-
-def _styled(figure: go.Figure, height: int) -> go.Figure:
-    """Without a template: the page sets the colours, and each would add ten kilobytes."""
-    figure.update_layout(
-        template=None,
-        height=height,
-        margin={"l": 68, "r": 16, "t": 28, "b": 84},
-        paper_bgcolor=_CLEAR,
-        plot_bgcolor=_CLEAR,
-        legend={
-            "orientation": "h",
-            "traceorder": "normal",
-            "yref": "container",
-            "y": 0,
-            "yanchor": "bottom",
-            "x": 0,
-            "bgcolor": _CLEAR,
-        },
-        font={"family": "system-ui, sans-serif", "size": 13},
-    )
-    figure.update_xaxes(title_font_size=13)
-    figure.update_yaxes(title_font_size=13, title_standoff=10)
-    figure.update_annotations(font_size=13)
-    return figure
+    if max(counts.total() for counts in history.verdicts.values()) <= FEW:
+        figure.update_yaxes(dtick=1)
+    figure.update_layout(barmode="stack", bargap=0.35, showlegend=True)
+    return styled(figure, 300)

@@ -15,6 +15,7 @@ from plotly.offline import get_plotlyjs
 from flows.live import duration
 from flows.report import figures
 from flows.report.history import History
+from flows.report.timeline import roles_and_waterlevel
 from flows.summary import (
     comparison_columns,
     comparison_rows,
@@ -89,7 +90,7 @@ def _sections(history: History) -> Iterator[str]:
     yield _section(
         "Cells and waterlevel",
         "What each cell did, and how many executions lived meanwhile.",
-        _figure(figures.roles_and_waterlevel(history))
+        _figure(roles_and_waterlevel(history))
         if history.spans or history.executions
         else _nothing("No cell has served or trained yet."),
     )

@@ -16,6 +16,7 @@ from configs.load import load_config
 from flows.report import figures, make_report, reported, write_report
 from flows.report.history import LATE, TIMED_OUT, read_history
 from flows.report.roles import FAILED, Span, role_spans
+from flows.report.timeline import roles_and_waterlevel
 from storage.journal import append_line
 from storage.run import Run, create_run
 from tests.flows.recorded import (
@@ -79,8 +80,8 @@ def test_figures_show_what_was_recorded(run: Run) -> None:
         held_out.y, held_out.error_y.array, held_out.error_y.arrayminus, strict=True
     ):
         assert 0 <= value - down < value < value + up <= 1
-    clock = {trace.name: trace for trace in figures.roles_and_waterlevel(history).data}
-    assert max(clock["running"].y) == 16 and max(clock["waiting for a place"].y) == LEVELS - 16
+    clock = {trace.name: trace for trace in roles_and_waterlevel(history).data}
+    assert max(clock["running"].y) == 16 and max(clock["waiting"].y) == LEVELS - 16
     minutes = sum(clock["training"].x)
     assert minutes * 60 == pytest.approx(
         len(CELLS) * STEPS * (STEP_S - ROLLOUT_S - 2 * SWITCH_S), rel=0.01
