@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -65,8 +65,11 @@ class ControlGroup:
 
     limits: Limits
     places: tuple[tuple[Hierarchy, Path], ...]
-    holds: frozenset[str] = field(default=frozenset())
-    """Controllers that bind: ``pids``, ``memory``, ``cpu``."""
+
+    @property
+    def holds(self) -> frozenset[str]:
+        """Controllers that bind: ``pids``, ``memory``, ``cpu``."""
+        return frozenset(name for tree, _ in self.places for name in tree.controllers)
 
     def entering(self) -> list[str]:
         """Argv that starts the command after it in a new part of the group, with limits of its own.
@@ -116,7 +119,7 @@ def make_group(limits: Limits) -> ControlGroup | None:
     Raises:
         OSError: there are, and this one can't be made.
     """
-    trees = hierarchies()
+    trees = [tree for tree in hierarchies() if tree.settings(limits)]
     if not trees:
         return None
     name = str(next(_numbers))
@@ -130,7 +133,7 @@ def make_group(limits: Limits) -> ControlGroup | None:
         if tree.unified:
             _enable(path, tree.controllers)
         places.append((tree, path))
-    return ControlGroup(limits, tuple(places), frozenset().union(*(t.controllers for t in trees)))
+    return ControlGroup(limits, tuple(places))
 
 
 @contextmanager

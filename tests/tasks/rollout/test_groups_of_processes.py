@@ -27,7 +27,11 @@ def test_nothing_is_left(tmp_path: Path) -> None:
         if group is None:
             assert not hierarchies()
             return
-        daemon = "import os, time\nif os.fork() == 0:\n    os.setsid(); time.sleep(600)"
+        daemon = (
+            "import os, time\n"
+            "if os.fork() == 0:\n"
+            "    os.setsid(); os.closerange(0, 9); time.sleep(600)"
+        )
         assert run(group, daemon).returncode == 0
         inside = [
             int(pid)
