@@ -114,8 +114,8 @@ class StorageConfig(Section):
     )
     keep_days: float | None = setting(
         None,
-        "`gyre gc` deletes runs that did not change for longer; none deletes none for that. With "
-        "keep_runs only those that both name.",
+        "Age from which on `gyre gc` deletes a run that did not change; none deletes none for that. "
+        "With keep_runs only those that both name.",
         unit="days",
         ge=0,
         le=36_500,
