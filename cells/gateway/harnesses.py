@@ -30,7 +30,7 @@ _TEXT_ONLY = re.compile(
     r"text only|only text|no tools|not (?:call|use)\W+(?:\w+\W+){0,3}tools?|without \w*\W*tools?",
     re.IGNORECASE,
 )
-_TITLE = re.compile(r"\btitle\b", re.IGNORECASE)
+_TITLE = re.compile(r"\btitles?\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)

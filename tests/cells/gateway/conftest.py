@@ -196,6 +196,15 @@ def deltas(stream: str) -> dict[str, str]:
     return texts
 
 
+async def registered(store: Store, layout: RunLayout, running: asyncio.Task[None]) -> Registration:
+    """Where a gateway that starts now listens, once it does."""
+    async with asyncio.timeout(LIMIT_S):
+        while not store.exists(layout.host("gateway")):
+            assert not running.done(), running.exception()
+            await asyncio.sleep(0.01)
+    return store.read_record(layout.host("gateway"), Registration)
+
+
 MakeBench = Callable[..., Any]
 
 
@@ -209,11 +218,7 @@ def make_bench(tmp_path: Path, codec: Codec) -> MakeBench:
         config = RunConfig.model_validate({"gateway": settings})
         gateway = Gateway(store, layout, config, renderer or codec)
         running = asyncio.create_task(gateway.run())
-        async with asyncio.timeout(LIMIT_S):
-            while not store.exists(layout.host("gateway")):
-                assert not running.done(), running.exception()
-                await asyncio.sleep(0.01)
-        found = store.read_record(layout.host("gateway"), Registration)
+        found = await registered(store, layout, running)
         made = Bench(found.token, found.url, store, layout)
         try:
             yield made
