@@ -114,7 +114,7 @@ class StorageConfig(Section):
     )
     keep_days: float | None = setting(
         None,
-        "Age from which on `gyre gc` deletes a run that did not change; none deletes none for that. "
+        "Age at which `gyre gc` deletes a run that did not change; none deletes none for that. "
         "With keep_runs only those that both name.",
         unit="days",
         ge=0,
