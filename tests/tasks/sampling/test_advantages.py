@@ -48,6 +48,19 @@ def test_options():
     assert group_advantages([1.0, 0.0, 0.5], others) == pytest.approx((0.75, -0.75, 0.0))
 
 
+@given(rewards, st.booleans())
+def test_leave_one_out_compares_with_the_other_valid_members(given_rewards, normalise):
+    config = ObjectiveConfig(baseline=Baseline.LEAVE_ONE_OUT, normalise_std=normalise)
+    valid = [reward for reward in given_rewards if reward is not None]
+    if len(set(valid)) < 2:
+        return
+    scale = statistics.pstdev(valid) + config.epsilon if normalise else 1.0
+    found = [a for a in group_advantages(given_rewards, config) if a is not None]
+    for index, advantage in enumerate(found):
+        others = statistics.fmean(valid[:index] + valid[index + 1 :])
+        assert advantage == pytest.approx((valid[index] - others) / scale, abs=1e-12)
+
+
 def test_fewer_than_two_valid_have_no_gradient():
     assert group_advantages([1.0, None], ObjectiveConfig()) == (None, None)
 

@@ -132,6 +132,35 @@ def test_our_failures_are_excluded_and_leave_the_others_alone(store):
     assert {sample.execution_id for sample in group.samples} == set(NAMES[:2])
 
 
+@pytest.mark.parametrize("reason", ["evaluator_failed", "host_failed"])
+def test_what_an_excluded_execution_did_changes_no_sample(tmp_path, reason):
+    def sealed(folder, reward, calls):
+        store = Store(folder)
+        for name in NAMES[:3]:
+            record_calls(store, name)
+        Journal(store, LAYOUT.calls(NAMES[3])).append([encode(one) for one in calls])
+        results = {name: result(name) for name in NAMES}
+        verdicts = {
+            name: scored(name, value)
+            for name, value in zip(NAMES, (0, 1, 0.5, reward), strict=True)
+        }
+        if reason == "host_failed":
+            results[NAMES[3]] = result(NAMES[3], ExecutionOutcome.HOST_FAILED)
+        else:
+            lost = Excluded(reason=reason, detail=str(reward))
+            verdicts[NAMES[3]] = verdicts[NAMES[3]].model_copy(update={"verdict": lost})
+        return build(store, results, verdicts)
+
+    other = call(0, new=(9, 9), output=(7, 7, 7), execution=NAMES[3])
+    one, two = sealed(tmp_path / "one", 1.0, [other]), sealed(tmp_path / "two", 0.0, [])
+    assert [m.advantage for m in one.header.members] == [m.advantage for m in two.header.members]
+    assert len(one.samples) == len(two.samples) == 3
+    for sample, same in zip(one.samples, two.samples, strict=True):
+        for name in ("ids", "targets", "logprobs", "versions"):
+            assert getattr(sample, name).tobytes() == getattr(same, name).tobytes()
+        assert (sample.advantage, sample.weight) == (same.advantage, same.weight)
+
+
 def test_damaged_or_lost_calls_exclude_their_own_execution(store):
     record_calls(store, NAMES[0])
     record_calls(store, NAMES[1])

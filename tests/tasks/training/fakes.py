@@ -69,7 +69,8 @@ def make_group(
                 Sample(
                     execution_id=execution,
                     kind=CallKind.MAIN,
-                    ids=(np.arange(length, dtype=np.int32) * (index + 3) + 17 * number) % 300,
+                    ids=(np.arange(length, dtype=np.int32) * (index + 3) + 17 * number + length)
+                    % 300,
                     targets=targets,
                     logprobs=np.where(targets, logprob, 0.0).astype(np.float32),
                     versions=np.where(targets, version, -1).astype(np.int32),
