@@ -133,7 +133,7 @@ def _waterlevel(level: Level | None) -> Text:
     running, live_columns = (round(_BAR * part / whole) for part in (level.running, live))
     bar = Text.assemble(
         ("█" * running, "blue"),
-        ("█" * (live_columns - running), "red"),
+        ("█" * (live_columns - running), "bright_blue"),
         ("░" * (_BAR - live_columns), "bright_black"),
     )
     text = f"  {level.running} running, {level.queued} waiting, {level.capacity} places"
