@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -254,6 +255,22 @@ def test_a_judge_that_fails_is_no_zero(tmp_path: Path) -> None:
     run = make_run(tmp_path, problems={"source": SOURCE, "evaluator": path})
     with pytest.raises(EvaluatorError, match="the judge does not answer"):
         verdict_of(run, leave(run, RIGHT))
+
+
+def test_the_worked_example_of_the_docs_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "verdicts.md").read_text()
+    example = page.partition("    # mine.py")[2].partition("    gyre train")[0]
+    (tmp_path / "mine.py").write_text(textwrap.dedent(f"    #{example}"))
+    monkeypatch.syspath_prepend(tmp_path)
+    run = make_run(tmp_path, problems={"source": SOURCE, "evaluator": "mine:rubric"})
+    text = 'def answer():\n    """It."""\n    return 42\ndef other(): pass\n'
+    found = verdict_of(run, leave(run, text))
+    assert isinstance(found, Scored)
+    assert (found.reward, found.log) == (0.5, "1 documented")
+    broken = verdict_of(run, leave(run, "def answer(:", 1))
+    assert isinstance(broken, Scored) and broken.reward == 0.0
 
 
 def always_right(*_: object) -> TestReport:
