@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -166,7 +167,7 @@ class HarnessProcess:
             OSError: something could not be killed.
         """
         try:
-            if not await _readable(self._watch, 0) and self.workspace is not None:
+            if self._process.poll() is None and self.workspace is not None:
                 for pid in await asyncio.to_thread(self._inside):
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGTERM)
@@ -261,6 +262,10 @@ async def _readable(
 ) -> bool:
     """Whether ``descriptor`` (of a process: its end) is readable within ``limit_s``, or before
     ``sooner`` is done."""
+    now = select.poll()
+    now.register(descriptor, select.POLLIN)
+    if now.poll(0):
+        return True
     loop = asyncio.get_running_loop()
     event = asyncio.Event()
     loop.add_reader(descriptor, event.set)

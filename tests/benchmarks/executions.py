@@ -226,7 +226,9 @@ def _inventory(temporary: Path) -> Counter[str]:
             continue
         found[f"descriptor {target.split(':')[0]}"] += 1
     found.update(f"folder {path}" for path in temporary.rglob("*"))
-    found.update(f"control group {path}" for path in Path("/sys/fs/cgroup").glob(f"**/gyre-{os.getpid()}/*/"))
+    found.update(
+        f"control group {path}" for path in Path("/sys/fs/cgroup").glob(f"**/gyre-{os.getpid()}/*/")
+    )
     found.update(f"thread {thread.name}" for thread in threading.enumerate() if not thread.daemon)
     return found
 
