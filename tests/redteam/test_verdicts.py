@@ -127,7 +127,16 @@ def test_an_honest_solution_passes(task: Task, judge: Judge, workspace: Path) ->
     assert judge(write(workspace, {task.path: task.solution})).reward == 1.0
 
 
-@pytest.mark.parametrize("name", AT_IMPORT)
+UNDER_PYTEST = ("exit", "patched-pytest", "replies-forged", "output-forged", "reports-forged")
+UNDER_PYTEST += ("tests-sought-on-disk", "fork-bomb")
+LIGHT, PYTEST = 8, 0
+
+
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [*((LIGHT, name) for name in AT_IMPORT), *((PYTEST, name) for name in UNDER_PYTEST)],
+    indirect=["task"],
+)
 def test_nothing_at_import_helps(name: str, task: Task, judge: Judge, workspace: Path) -> None:
     judged = judge(write(workspace, {task.path: f"{AT_IMPORT[name]}\n{wrong(task)}"}))
     assert (judged.reward, judged.tests_total) == (0.0, 4)
