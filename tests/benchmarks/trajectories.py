@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from configs.load import load_config
 from configs.run import RunConfig
@@ -285,6 +284,8 @@ def _rows(groups: Sequence[Group], config: RunConfig, cap: int | None, share: bo
 
 
 def _model(config: RunConfig, folder: Path, *, trained: bool) -> Any:
+    import torch
+
     from cells.replica.model import initialise, start_megatron
     from cells.replica.policy import Policy
     from cells.replica.weights import read_weights
@@ -331,6 +332,8 @@ def _passes(
 
 def _gap(config: RunConfig, groups: Iterator[Group], folder: Path) -> dict[str, Any]:
     """|Megatron's log-prob in a packed row - the recorded one| over all targets, uncapped."""
+    import torch
+
     from cells.replica.model import target_logprobs
 
     policy = _model(config, folder, trained=True)
