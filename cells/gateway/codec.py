@@ -118,14 +118,15 @@ class Codec:
         """The text of ids, special tokens included."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
-    def open_field(self, output: list[int], prompt: list[int], tools: list[Tool]) -> str | None:
-        """Where text goes that is sampled after ``output``: ``content``, ``reasoning_content`` or
-        nowhere, as inside a tool call."""
-        before = self.parse(output, prompt, tools, final=False)
+    def open_field(
+        self, output: list[int], parsed: Parsed, prompt: list[int], tools: list[Tool]
+    ) -> str | None:
+        """Where text goes that is sampled after ``output``, which reads as ``parsed``: ``content``,
+        ``reasoning_content`` or nowhere, as inside a tool call."""
         after = self.parse([*output, *self._letter], prompt, tools, final=False)
-        if after.content != before.content:
+        if after.content != parsed.content:
             return "content" if after.content.endswith("x") else None
-        return "reasoning_content" if after.reasoning != before.reasoning else None
+        return "reasoning_content" if after.reasoning != parsed.reasoning else None
 
     def cut(self, output: list[int], prompt: list[int], text: str) -> int | None:
         """How many of the output's ids say exactly this content, its edges left out; None when it

@@ -89,16 +89,16 @@ class TextStream:
         start = len(self._ids)
         while start and self._ids[start - 1] not in self._codec.marks:
             start -= 1
-        if start and start >= self._due:
-            parsed = self._codec.parse(self._ids[:start], self._prompt, self._tools, final=False)
-            self._advance(THINKING, (parsed.reasoning or "").strip())
-            self._advance(CONTENT, self._settled(parsed.content.strip()))
-        elif start:
-            self._open = None  # marks upon marks: nothing is said until their number has grown
-            self._read = len(self._ids)
-            return
+        self._read = len(self._ids)
+        self._open = None
+        if start and (start < self._due or self._ids[start - 1] in self._codec.stop_ids):
+            return  # marks upon marks are read when their number has grown, the end by ``finish``
         self._due = start + start // 16
-        self._open = self._codec.open_field(self._ids[:start], self._prompt, self._tools)
+        before = self._ids[:start]
+        parsed = self._codec.parse(before, self._prompt, self._tools, final=False)
+        self._advance(THINKING, (parsed.reasoning or "").strip())
+        self._advance(CONTENT, self._settled(parsed.content.strip()))
+        self._open = self._codec.open_field(before, parsed, self._prompt, self._tools)
         self._read = start
         self._held = dict.fromkeys(FIELDS, "")
         self._grow()

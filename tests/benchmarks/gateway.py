@@ -1,0 +1,446 @@
+"""Speed of the gateway: recorded, streamed calls of about 600 new tokens, on a scripted engine.
+
+Prints one JSON object. The same client also talks to a plain aiohttp pass-through in front of the
+same engine, in the same run. The gateway runs on one core of its own; its processor time a call
+(``cpu_ms``) is what other work on the machine changes least. Run it with
+``python -m tests.benchmarks.gateway``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import psutil
+import uvloop
+from aiohttp import web
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from cells.daemon import Registration
+from cells.gateway.canonical import tools_key
+from cells.gateway.codec import Codec
+from cells.gateway.forms import ChatRequest, Sampling
+from cells.gateway.matching import Branches, Node, encode_ids, plan_call
+from configs.load import dump_config
+from configs.run import RunConfig
+from storage.layout import RunLayout
+from storage.objects import Store
+
+MARKS = "<|endoftext|> <|im_start|> <|im_end|> <tool_call> </tool_call> <tool_response>"
+MARKS += " </tool_response> <think> </think>"
+NEW_IN, NEW_OUT = 480, 120
+TURNS = 20
+"""Turns of a conversation before a new one begins."""
+TOOL = {"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}
+HEADERS = {"content-type": "application/json", "x-agent": "main", "x-agent-call": "turn"}
+Turn = Callable[[], Awaitable[float]]
+
+
+def corpus() -> str:
+    """Python source, as agents read it."""
+    folder = Path(json.__file__).parent.parent
+    names = ("argparse.py", "asyncio/base_events.py", "inspect.py", "tarfile.py", "typing.py")
+    return "".join((folder / name).read_text() for name in names)
+
+
+def make_tokenizer(text: str) -> PreTrainedTokenizerFast:
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=8192,
+        special_tokens=MARKS.split(),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    inner.train_from_iterator([text], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|im_end|>")
+
+
+class Texts:
+    """What tools answer and what the policy says."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+        ids = tokenizer.encode(text)
+        self._results = [
+            tokenizer.decode(ids[at : at + NEW_IN]) for at in range(0, len(ids) - NEW_IN, NEW_IN)
+        ]
+        said = tokenizer.decode(ids[: NEW_OUT - 30])
+        call = '<tool_call>\n{"name": "run", "arguments": {"path": "a.py"}}\n</tool_call>'
+        self.reply = tokenizer.encode(f"<think>\nfine\n</think>\n\n{said}\n{call}<|im_end|>")
+        self._rng = random.Random(0)
+
+    def result(self) -> str:
+        return self._rng.choice(self._results)
+
+
+class Conversation:
+    """One session of an agent that calls a tool in each turn."""
+
+    def __init__(self, http: aiohttp.ClientSession, texts: Texts, url: str, key: str) -> None:
+        self._http = http
+        self._texts = texts
+        self._url = url
+        self._headers = {**HEADERS, "authorization": f"Bearer {key}"}
+        self._messages = [orjson.dumps({"role": "system", "content": texts.result()})]
+        self._messages.append(orjson.dumps({"role": "user", "content": "Make it work."}))
+        self._tail = b'],"stream":true,"model":"m","tools":' + orjson.dumps([TOOL]) + b"}"
+        self.turns = 0
+
+    async def turn(self) -> float:
+        """Seconds until the whole answer was read."""
+        body = b'{"messages":[' + b",".join(self._messages) + self._tail
+        start = time.perf_counter()
+        async with self._http.post(self._url, data=body, headers=self._headers) as answer:
+            data = await answer.read()
+        seconds = time.perf_counter() - start
+        assert answer.status == 200, data
+        self.turns += 1
+        self._take(data)
+        return seconds
+
+    def _take(self, data: bytes) -> None:
+        content, call_id, arguments = "", "call", ""
+        for line in data.split(b"\n\n"):
+            if line.startswith(b'data: {"id"'):
+                for choice in orjson.loads(line[6:])["choices"]:
+                    delta = choice["delta"]
+                    content += delta.get("content") or ""
+                    for call in delta.get("tool_calls", ()):
+                        call_id = call.get("id", call_id)
+                        arguments += call["function"].get("arguments", "")
+        call = {"id": call_id, "type": "function"}
+        call["function"] = {"name": "run", "arguments": arguments or "{}"}
+        echo = {"role": "assistant", "content": content, "tool_calls": [call]}
+        result = {"role": "tool", "tool_call_id": call_id, "content": self._texts.result()}
+        self._messages += [orjson.dumps(echo), orjson.dumps(result)]
+
+
+async def closed_loop(turns: list[Turn], seconds: float) -> tuple[int, float]:
+    """Calls and seconds, when each session asks as soon as it has its answer."""
+    start = time.perf_counter()
+    done = 0
+
+    async def ask(turn: Turn) -> None:
+        nonlocal done
+        while time.perf_counter() - start < seconds:
+            await turn()
+            done += 1
+
+    await asyncio.gather(*(ask(turn) for turn in turns))
+    return done, time.perf_counter() - start
+
+
+async def open_loop(turns: list[Turn], rate: float, seconds: float) -> list[float]:
+    """Seconds of calls that begin at a steady rate, whatever became of those before."""
+    free = list(turns)
+    running: list[asyncio.Task[None]] = []
+    took: list[float] = []
+
+    async def ask(turn: Turn) -> None:
+        took.append(await turn())
+        free.insert(0, turn)
+
+    start = time.perf_counter()
+    for number in range(max(8, int(rate * seconds))):
+        await asyncio.sleep(max(0.0, start + number / rate - time.perf_counter()))
+        if free:
+            running.append(asyncio.create_task(ask(free.pop())))
+    await asyncio.gather(*running)
+    return took
+
+
+class Target:
+    """What the client talks to: a process, and how sessions at it are begun."""
+
+    def __init__(self, pid: int, begin: Callable[[], Awaitable[Conversation]]) -> None:
+        self.process = psutil.Process(pid)
+        self._begin = begin
+
+    async def sessions(self, count: int) -> list[Turn]:
+        return [await self._session() for _ in range(count)]
+
+    async def _session(self) -> Turn:
+        conversation = await self._begin()
+
+        async def turn() -> float:
+            nonlocal conversation
+            if conversation.turns == TURNS:
+                conversation = await self._begin()
+            return await conversation.turn()
+
+        return turn
+
+    def cpu(self) -> float:
+        times = self.process.cpu_times()
+        return float(times.user + times.system)
+
+
+async def measure(target: Target, sessions: int, seconds: float) -> dict[str, float]:
+    """Sustained load, then the time of a call at half of it."""
+    turns = await target.sessions(sessions)
+    await asyncio.gather(*(turn() for turn in turns))
+    cpu = target.cpu()
+    calls, took = await closed_loop(turns, seconds)
+    cpu_ms = (target.cpu() - cpu) / calls * 1e3
+    times = sorted(await open_loop(turns, calls / took / 2, seconds))
+    return {
+        "calls_per_s": calls / took,
+        "cpu_ms": cpu_ms,
+        "calls_per_cpu_s": 1e3 / cpu_ms if cpu_ms else 0.0,
+        "p50_ms": statistics.median(times) * 1e3,
+        "p99_ms": times[min(len(times) - 1, int(0.99 * len(times)))] * 1e3,
+    }
+
+
+def render_times(codec: Codec, texts: Texts, turns: int) -> tuple[float, float]:
+    """Seconds of match, splice and render alone, around turn 10 and around the last."""
+    branches, took = Branches(), []
+    messages: list[dict[str, Any]] = [{"role": "system", "content": texts.result()}]
+    messages.append({"role": "user", "content": "Make it work."})
+    for number in range(turns):
+        # What a dialect gives: other objects each time, and texts that were not compared before.
+        said = orjson.loads(orjson.dumps(messages))
+        request = ChatRequest("m", said, [TOOL], Sampling(), False, False)
+        start = time.perf_counter()
+        node = branches.match(said, "main")
+        plan = plan_call(branches, node, request, "main", tools_key([TOOL]), codec)
+        prompt = plan.encoded()
+        took.append(time.perf_counter() - start)
+        assert plan.fork is None
+        function = {"name": "run", "arguments": '{"path": "a.py"}'}
+        call = {"id": f"c{number}", "type": "function", "function": function}
+        reply = {"role": "assistant", "content": "so", "tool_calls": [call]}
+        node = Node(
+            *(f"n{number}", "main", plan.parent, plan.kept, _array(plan.new_ids)),
+            *(_array(texts.reply), plan.messages, reply, plan.tools, plan.depth),
+            length=plan.tokens + len(texts.reply),
+        )
+        node.remember(prompt + b"," + encode_ids(texts.reply), [*said, reply])
+        branches.add(node)
+        messages += [reply, {"role": "tool", "tool_call_id": f"c{number}", "content": ""}]
+        messages[-1]["content"] = texts.result()
+    return statistics.median(took[5:15]), statistics.median(took[-10:])
+
+
+def _array(ids: list[int]) -> Any:
+    from array import array
+
+    return array("i", ids)
+
+
+async def passthrough(engine: str) -> None:
+    """The least that a proxy does: one request in, one out, bytes as they come."""
+
+    async def forward(request: web.Request) -> web.StreamResponse:
+        data = await request.read()
+        async with http.post(f"{engine}/generate", data=data) as answer:
+            response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+            await response.prepare(request)
+            async for part in answer.content.iter_any():
+                await response.write(part)
+            return response
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+        app = web.Application(client_max_size=64 << 20)
+        app.router.add_post("/v1/chat/completions", forward)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
+        host, port = runner.addresses[0][:2]
+        print(f"http://{host}:{port}", flush=True)
+        await asyncio.Event().wait()
+
+
+class Parts:
+    """The processes of a measurement."""
+
+    def __init__(self, folder: Path, texts: Texts, policy: Path) -> None:
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._log = (folder / "log").open("wb")
+        reply = ",".join(map(str, texts.reply))
+        self.engine, _ = self._start("-m", "tests.engines.scripted", "--reply", reply)
+        self.proxy, self.proxy_pid = self._start(
+            "-m", "tests.benchmarks.gateway", "--passthrough", self.engine, cpus={0}
+        )
+        self.store, self.layout = Store(folder / "root"), RunLayout("r1")
+        config = RunConfig.model_validate(
+            {
+                "model": {"context": 262_144, "renderer": "qwen3"},
+                "cells": {"cells": [{"name": "a", "core": True}], "kv_tokens": 262_144},
+            }
+        )
+        self.store.write(self.layout.config, dump_config(config).encode())
+        argv = ["-m", "cells.gateway.server", "--root", self.store.url, "--run", "r1"]
+        process = self._spawn(*argv, "--policy", str(policy), cpus={0})
+        while not self.store.exists(self.layout.host("gateway")):
+            assert process.poll() is None, (folder / "log").read_text()
+            time.sleep(0.1)
+        self.gateway = self.store.read_record(self.layout.host("gateway"), Registration)
+
+    def _spawn(self, *argv: str, cpus: set[int]) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, *argv], stdout=subprocess.PIPE, stderr=self._log
+        )
+        os.sched_setaffinity(process.pid, cpus & os.sched_getaffinity(0) or cpus)
+        self._processes.append(process)
+        return process
+
+    def _start(self, *argv: str, cpus: set[int] | None = None) -> tuple[str, int]:
+        process = self._spawn(*argv, cpus=cpus or os.sched_getaffinity(0) - {0} or {0})
+        assert process.stdout is not None
+        return process.stdout.readline().decode().strip(), process.pid
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        self._log.close()
+
+
+class Client:
+    """Begins sessions at both targets."""
+
+    def __init__(self, http: aiohttp.ClientSession, parts: Parts, texts: Texts) -> None:
+        self._http, self._parts, self._texts = http, parts, texts
+        self._admin = {"authorization": f"Bearer {parts.gateway.token}"}
+        self._opened = 0
+
+    async def admin(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        url = f"{self._parts.gateway.url}/admin/{path}"
+        async with self._http.put(url, json=body, headers=self._admin) as answer:
+            assert answer.status == 200, await answer.text()
+            return dict(await answer.json())
+
+    async def keep_alive(self) -> None:
+        url = f"{self._parts.gateway.url}/lease"
+        while True:
+            async with self._http.post(url, headers=self._admin):
+                await asyncio.sleep(2)
+
+    async def at_gateway(self) -> Conversation:
+        self._opened += 1
+        path = f"executions/e{self._opened}"
+        opened = await self.admin(path, {"temperature": 1.0, "policy_version": 0})
+        url = f"{opened['base_url']}/chat/completions"
+        return Conversation(self._http, self._texts, url, opened["api_key"])
+
+    async def at_proxy(self) -> Conversation:
+        url = f"{self._parts.proxy}/v1/chat/completions"
+        return Conversation(self._http, self._texts, url, "")
+
+    async def direct(self, seconds: float, rate: float) -> list[float]:
+        """The same load on ``/generate`` itself, with the ids of a short conversation."""
+        ids = encode_ids(self._texts.reply * 40)
+        body = b'{"stream":true,"input_ids":[' + ids + b"]}"
+
+        async def turn() -> float:
+            start = time.perf_counter()
+            url = f"{self._parts.engine}/generate"
+            async with self._http.post(url, data=body, headers=HEADERS) as answer:
+                await answer.read()
+            return time.perf_counter() - start
+
+        return await open_loop([turn] * 64, rate, seconds)
+
+
+async def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    text = corpus()
+    tokenizer = make_tokenizer(text)
+    policy = folder / "policy"
+    tokenizer.save_pretrained(policy)
+    texts = Texts(tokenizer, text)
+    early, late = render_times(Codec(tokenizer, "qwen3"), texts, arguments.turns)
+    parts = Parts(folder, texts, policy)
+    connector = aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout(total=600)
+    try:
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
+            client = Client(http, parts, texts)
+            alive = asyncio.create_task(client.keep_alive())
+            cell = {"epoch": 1, "url": parts.engine, "capacity": 1_000_000, "version": 0}
+            await client.admin("cells/a", {**cell, "state": "serving"})
+            result = await figures(arguments, client, parts)
+            alive.cancel()
+    finally:
+        parts.close()
+    result |= {"render_ms_turn_10": early * 1e3, "render_ms_last_turn": late * 1e3}
+    return result | {"render_turn_300_over_10": late / early, "turns": arguments.turns}
+
+
+async def figures(arguments: argparse.Namespace, client: Client, parts: Parts) -> dict[str, Any]:
+    gateway = Target(parts.gateway.pid, client.at_gateway)
+    proxy = Target(parts.proxy_pid, client.at_proxy)
+    seconds = arguments.seconds
+    ours: dict[str, dict[str, float]] = {}
+    theirs: dict[str, dict[str, float]] = {}
+    added50, added99 = {}, {}
+    before = gateway.process.memory_info().rss
+    for sessions in arguments.sessions:
+        name = str(sessions)
+        theirs[name] = await measure(proxy, sessions, seconds)
+        ours[name] = await measure(gateway, sessions, seconds)
+        direct = sorted(await client.direct(seconds, ours[name]["calls_per_s"] / 2))
+        added50[name] = ours[name]["p50_ms"] - statistics.median(direct) * 1e3
+        added99[name] = ours[name]["p99_ms"] - direct[int(0.99 * len(direct))] * 1e3
+    opened = gateway.process.memory_info().rss - before
+    long = await client.at_gateway()
+    rss = gateway.process.memory_info().rss
+    took, cpu = [], []
+    for _ in range(arguments.turns):
+        start = gateway.cpu()
+        took.append(await long.turn())
+        cpu.append(gateway.cpu() - start)
+    early, late = statistics.median(took[5:15]), statistics.median(took[-10:])
+    return {
+        "new_tokens_a_call": NEW_IN + NEW_OUT,
+        "calls_per_s": {name: one["calls_per_s"] for name, one in ours.items()},
+        "calls_per_core_s": {name: one["calls_per_cpu_s"] for name, one in ours.items()},
+        "added_ms_p50": added50,
+        "added_ms_p99": added99,
+        "over_passthrough": {
+            name: {key: ours[name][key] / theirs[name][key] for key in ("cpu_ms", "p50_ms")}
+            for name in ours
+        },
+        "gateway": ours,
+        "passthrough": theirs,
+        "call_ms_turn_10": early * 1e3,
+        "call_ms_last_turn": late * 1e3,
+        "call_turn_300_over_10": late / early,
+        "cpu_ms_last_turns": sum(cpu[-20:]) / 20 * 1e3,
+        "kib_session_last_turn": (gateway.process.memory_info().rss - rss) / 1024,
+        "kib_per_idle_session": opened / 1024 / client._opened,
+    }
+
+
+def main() -> None:
+    """Measure, or be the pass-through that is measured."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sessions", type=int, nargs="+", default=[1, 64, 512, 2000])
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each load")
+    parser.add_argument("--turns", type=int, default=300)
+    parser.add_argument("--passthrough", help="address of an engine")
+    arguments = parser.parse_args()
+    if arguments.passthrough:
+        uvloop.run(passthrough(arguments.passthrough))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(uvloop.run(run(arguments, Path(folder)))))
+
+
+if __name__ == "__main__":
+    main()
