@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
+import httpx
+import orjson
 import pytest
 
+from cells.serving.process import free_port
 from storage.run import Run, open_run
+from tests.flows.orchestrated import MARK, Orchestrated, logs, marked_processes, serve
 
 RUN_LIMIT_S = 900
-
-
-MARK = "GYRE_TEST_RUN"
-"""Environment variable that every process of a run inherits."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +43,36 @@ def smoke_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     return FinishedRun(open_run(str(root), "smoke-run"), output, left)
 
 
+@pytest.fixture(scope="session")
+def orchestrated(
+    tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Orchestrated]:
+    """A Prefect server with a worker, whose runs have stand-ins for engines and replicas."""
+    root = tmp_path_factory.mktemp("orchestrated")
+    (root / "evaluators").mkdir()
+    served = serve(root, free_port())
+    assert served.stdin is not None and served.stdout is not None
+    try:
+        line = served.stdout.readline()
+        assert line, logs(root)
+        found = orjson.loads(line)
+        with httpx.Client(base_url=found["api"], trust_env=False, timeout=60) as api:
+            yield Orchestrated(
+                api=api,
+                url=found["ui"],
+                root=root,
+                deployments=found["deployments"],
+                policy=tiny_policy,
+            )
+    finally:
+        served.stdin.close()
+        served.wait(timeout=120)
+    assert marked_processes(root) == []
+
+
 def start_gyre(root: Path, command: str, *arguments: str) -> subprocess.Popen[str]:
     """Start a command with a Prefect server of its own on the storage ``root``."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     env |= {"GYRE_SET_PREFECT__PORT": str(port), MARK: str(root)}
     return subprocess.Popen(
@@ -73,21 +95,3 @@ def finish(command: subprocess.Popen[str], root: Path) -> str:
         output, _ = command.communicate(timeout=90)
         pytest.fail(f"still running after {RUN_LIMIT_S} s:\n{output[-6000:]}\n{logs(root)}")
     return output
-
-
-def marked_processes(root: Path) -> Iterator[tuple[psutil.Process, str]]:
-    """Living processes that a command on ``root`` or its children started."""
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            alive = process.status() != psutil.STATUS_ZOMBIE
-            if alive and process.environ().get(MARK) == str(root):
-                yield process, " ".join(process.cmdline())
-
-
-def logs(root: Path) -> str:
-    """The ends of all logs below a storage root."""
-    found = []
-    for path in sorted(root.rglob("*.log")):
-        lines = path.read_text(errors="replace").splitlines()[-25:]
-        found.append(f"--- {path}\n" + "\n".join(lines))
-    return "\n".join(found)

@@ -1,0 +1,219 @@
+"""A Prefect server and worker for tests that trigger, kill, cancel and retry runs through its API.
+
+As a program: serves the storage root given as its argument until its input ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from storage.run import Run, open_run
+
+MARK = "GYRE_TEST_RUN"
+"""Environment variable that every process of a run inherits."""
+LIMIT_S = 900.0
+_POLL_S = 1.0
+"""Each look costs the server tens of milliseconds."""
+_HERE = Path(__file__).parent
+_OWN = ("-m prefect", "-m tests.flows.orchestrated")
+_SMALL = (
+    "model.source=hf_directory",
+    "model.context=1024",
+    "cells.cells=[{name: a, core: true}]",
+    "harness.turns=2",
+    "harness.sub_agents=0",
+    "evaluation.before=false",
+    "evaluation.problems=1",
+    "scoring.retries=0",
+    "problems.reward=tests.flows.evaluators:reward",
+)
+"""16 executions a step, of 2 calls each."""
+FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+
+
+@dataclass(frozen=True)
+class Orchestrated:
+    """The API of the server, and the storage root that its worker's flows work on."""
+
+    api: httpx.Client
+    url: str
+    root: Path
+    deployments: dict[str, str]
+    policy: Path
+
+    @property
+    def evaluators(self) -> Path:
+        """Folder of ``tests.flows.evaluators``."""
+        return self.root / "evaluators"
+
+    @property
+    def hold(self) -> Path:
+        """While this file exists, no model call is answered."""
+        return self.root / "hold"
+
+    def train(self, name: str, *overrides: str) -> str:
+        """Trigger a small run; the id of its flow run."""
+        settings = [*_SMALL, f"model.path={self.policy}", *overrides]
+        return self.start(
+            "train", run_id=name, config="smoke", overrides=settings, root=str(self.root)
+        )
+
+    def start(self, flow: str, **parameters: Any) -> str:
+        """Trigger a run of a deployment; its id."""
+        body = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
+        path = f"/deployments/{self.deployments[flow]}/create_flow_run"
+        return str(self._post(path, body)["id"])
+
+    def flow_run(self, flow_run: str) -> dict[str, Any]:
+        answer = self.api.get(f"/flow_runs/{flow_run}")
+        answer.raise_for_status()
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def state(self, flow_run: str) -> str:
+        return str(self.flow_run(flow_run)["state_type"])
+
+    def propose(self, flow_run: str, state: str, name: str | None = None) -> None:
+        """Ask for a state as the buttons of the UI do."""
+        body = {"state": {"type": state, "name": name}, "force": False}
+        answer = self._post(f"/flow_runs/{flow_run}/set_state", body)
+        assert answer["status"] == "ACCEPT", answer
+
+    def retry(self, flow_run: str) -> None:
+        self.propose(flow_run, "SCHEDULED", "AwaitingRetry")
+
+    def cancel(self, flow_run: str) -> None:
+        self.propose(flow_run, "CANCELLING")
+
+    def wait(self, flow_run: str, *states: str, attempt: int = 1) -> None:
+        """Until a run is in one of these states, in this or a later attempt."""
+
+        def reached() -> bool:
+            found = self.flow_run(flow_run)
+            assert (
+                found["state_type"] in states
+                or found["state_type"] not in FINAL
+                or (found["run_count"] < attempt)
+            ), f"{found['name']} ended as {found['state']}\n{self.logs()}"
+            return found["state_type"] in states and found["run_count"] >= attempt
+
+        self.until(reached, f"flow run {flow_run} in {states}")
+
+    def until(self, ready: Callable[[], object], what: str) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while True:
+            with suppress(httpx.HTTPError):  # a busy server fails a request now and then
+                if ready():
+                    return
+            assert time.monotonic() < deadline, f"waited for: {what}\n{self.logs()}"
+            time.sleep(_POLL_S)
+
+    def steps(self, run: str) -> list[dict[str, Any]]:
+        """Flow runs of a run's steps, the oldest first."""
+        body = {"flows": {"name": {"any_": ["rl_step"]}}, "sort": "START_TIME_ASC"}
+        found = self._post("/flow_runs/filter", body)
+        return [one for one in found if one["parameters"]["run_id"] == run]
+
+    def tasks(self, flow_run: str) -> list[tuple[str, str]]:
+        """Names and states of the task runs of a flow run, sorted."""
+        body = {"flow_runs": {"id": {"any_": [flow_run]}}}
+        found = self._post("/task_runs/filter", body)
+        return sorted((one["name"], one["state_name"]) for one in found)
+
+    def run(self, name: str) -> Run:
+        return open_run(str(self.root), name)
+
+    def kill_flow(self) -> None:
+        """SIGKILL to the process of the flow, and to nothing else."""
+        for process, line in marked_processes(self.root):
+            if "prefect.engine" in line:
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(signal.SIGKILL)
+
+    def left(self) -> list[str]:
+        """Command lines of the daemons of runs, and of all that they started."""
+        lines = (line for _, line in marked_processes(self.root))
+        return [line for line in lines if not any(module in line for module in _OWN)]
+
+    def logs(self) -> str:
+        return logs(self.root)
+
+    def _post(self, path: str, body: dict[str, Any]) -> Any:
+        answer = self.api.post(path, json=body)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+
+def serve(root: Path, port: int) -> subprocess.Popen[str]:
+    """Start server, worker and deployments; their addresses are its first line of output."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    env |= {
+        MARK: str(root),
+        "GYRE_TEST_EVALUATORS": str(root / "evaluators"),
+        "GYRE_TEST_HOLD": str(root / "hold"),
+        # For the reward function and the stand-ins of cells, which are modules of tests.
+        "PYTHONPATH": os.pathsep.join((str(_HERE / "stand_ins"), str(_HERE.parents[1]))),
+        "PREFECT_WORKER_QUERY_SECONDS": "1",
+    }
+    with open(root / "orchestrated.log", "ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.flows.orchestrated", str(root), str(port)],
+            env=env,
+            cwd=root,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+            text=True,
+        )
+
+
+def marked_processes(root: Path) -> list[tuple[psutil.Process, str]]:
+    """Living processes that were started for ``root``, with their command lines."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            alive = process.status() != psutil.STATUS_ZOMBIE
+            if alive and process.environ().get(MARK) == str(root):
+                found.append((process, " ".join(process.cmdline())))
+    return found
+
+
+def logs(root: Path) -> str:
+    """The ends of all logs below a storage root."""
+    found = []
+    for path in sorted(root.rglob("*.log")):
+        lines = path.read_text(errors="replace").splitlines()[-25:]
+        found.append(f"--- {path}\n" + "\n".join(lines))
+    return "\n".join(found)
+
+
+def main() -> None:
+    from configs.cells import PrefectConfig
+    from flows.server import orchestration
+
+    root, port = Path(sys.argv[1]), int(sys.argv[2])
+    config = PrefectConfig(port=port, start_limit_s=LIMIT_S)
+    with orchestration(config, root / "prefect", lambda text: print(text, file=sys.stderr)) as to:
+        from flows.deploy import deploy
+
+        ids = {name: str(one) for name, one in deploy(config.work_pool, str(root)).items()}
+        print(json.dumps({"api": to.api_url, "ui": to.ui_url, "deployments": ids}), flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

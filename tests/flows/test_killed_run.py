@@ -1,0 +1,110 @@
+"""The flow is killed at random moments: everything is done, and once."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from flows.plan import step_plan
+from storage.journal import read_journal, read_lines
+from storage.layout import execution_id
+from storage.records import (
+    ExecutionResult,
+    Scored,
+    UpdateMetrics,
+    VerdictRecord,
+    decode,
+)
+from storage.run import Run
+from storage.samples import read_group
+from tasks.training.events import LedgerLine, Stepped
+from tests.flows.orchestrated import Orchestrated
+
+pytestmark = [pytest.mark.real, pytest.mark.long, pytest.mark.timeout(3000)]
+
+STEPS = 2
+UPDATES = 2
+SPREAD = {"executions": 16 * STEPS * 8, "steps": 16 * STEPS}
+"""About how much a whole run stores below these of its folders."""
+
+
+def stored(folder: Path) -> int:
+    """How far a run is: objects, and lines of journals."""
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            total += path.read_bytes().count(b"\n") if path.suffix == ".jsonl" else path.is_file()
+    return total
+
+
+def kill_at_random(site: Orchestrated, name: str, seed: int) -> None:
+    """Kill the flow of a new run when it has stored a random share of what it will store of its
+    executions or of its training, and go on with it."""
+    drawn = random.Random(seed)
+    part = drawn.choice(sorted(SPREAD))
+    moment = drawn.randrange(SPREAD[part])
+    folder = site.root / "runs" / name
+    train = site.train(name, f"training.steps={STEPS}")
+    site.until(lambda: (folder / "config.yaml").exists(), "the run")
+    site.until(
+        lambda: stored(folder / part) >= moment or site.state(train) == "COMPLETED", "moment"
+    )
+    site.kill_flow()
+    site.wait(train, "CRASHED", "COMPLETED")
+    assert site.state(train) == "CRASHED", f"over before {part} had {moment}"
+    site.retry(train)
+    site.wait(train, "COMPLETED", attempt=2)
+
+
+def check(site: Orchestrated, name: str) -> None:
+    run = site.run(name)
+    for step in range(STEPS):
+        check_step(run, step)
+    lines = [decode(line, UpdateMetrics) for line in read_lines(run.store, run.layout.metrics)]
+    expected = [(step, update) for step in range(STEPS) for update in range(UPDATES)]
+    assert [(line.step, line.update) for line in lines] == expected
+    for line in lines:
+        assert line.staleness_max == line.update
+    running = [
+        task
+        for one in site.steps(name)
+        for task, state in site.tasks(one["id"])
+        if state in ("Running", "Pending")
+    ]
+    assert running == []
+    assert site.left() == []
+
+
+def check_step(run: Run, step: int) -> None:
+    plan = step_plan(run, step, 0)
+    assert plan.policy_version == step * UPDATES
+    for query in plan.queries:
+        group = read_group(run.store, run.layout.group(query.query_id))
+        for member, sealed in enumerate(group.header.members):
+            name = execution_id(query.query_id, member)
+            result = run.store.read_record(run.layout.execution_result(name), ExecutionResult)
+            # None lost the calls that were recorded before the kill.
+            assert len(read_journal(run.store, run.layout.calls(name))) >= result.calls > 0
+            verdict = run.store.read_record(run.layout.verdict(name, 0), VerdictRecord)
+            assert run.store.children(run.layout.verdicts(name)) == ["0000.json"]
+            assert sealed.verdict == verdict.verdict
+            assert isinstance(verdict.verdict, Scored)
+        for sample in group.samples:
+            assert set(sample.versions[sample.targets]) == {plan.policy_version}
+    events = [
+        decode(line, LedgerLine).event for line in read_journal(run.store, run.layout.ledger(step))
+    ]
+    stepped = Counter(event.update for event in events if isinstance(event, Stepped))
+    assert stepped == dict.fromkeys(range(UPDATES), 1)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_flow_that_is_killed_at_a_random_moment_is_gone_on_with(
+    orchestrated: Orchestrated, seed: int
+) -> None:
+    kill_at_random(orchestrated, f"killed-{seed}", seed)
+    check(orchestrated, f"killed-{seed}")
