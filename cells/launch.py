@@ -165,13 +165,17 @@ def stop_daemons(clients: Sequence[DaemonClient], grace_s: float) -> None:
         with suppress(DaemonError):
             client.stop()
     deadline = time.monotonic() + grace_s
-    for client in clients:
+
+    def see_to(client: DaemonClient) -> None:
         pid = client.registration.pid
-        while psutil.pid_exists(pid) and _running(pid) and time.monotonic() < deadline:
+        while _running(pid) and time.monotonic() < deadline:
             time.sleep(0.05)
         if _running(pid):
             end_group(pid, grace_s=2)
         client.close()
+
+    with ThreadPoolExecutor(max(1, len(clients))) as pool:
+        list(pool.map(see_to, clients))
     remove_abandoned()  # what a daemon that was killed could not
 
 

@@ -15,7 +15,7 @@ from storage.run import Run
 GATEWAY = "gateway"
 EXECUTIONS = "executions"
 _STOP_GRACE_S = 15.0
-_CANCEL_GRACE_S = 5.0
+_CANCEL_GRACE_S = 3.0
 """Somebody waits, and Prefect kills a cancelled flow half a minute later."""
 _SMALL_START_S = 120.0
 
