@@ -83,7 +83,7 @@ def _operation(
 ) -> Schema:
     content = {"application/json": {"schema": answer}}
     if streamed:
-        content["text/event-stream"] = {"schema": _TEXT}
+        content["text/event-stream"] = {"schema": _EVENT}
     failed = {"application/json": {"schema": {"$ref": f"#/components/schemas/{error}"}}}
     made: Schema = {
         "operationId": name,
@@ -125,6 +125,7 @@ _STOP_LIST: Schema = {
     "maxItems": STOPS,
 }
 _STOP = _maybe({"anyOf": [_STOP_LIST["items"], _STOP_LIST]})
+_EVENT = _fields(["data"], data=_TEXT, event=_TEXT)
 _CONTENT: Schema = {
     "anyOf": [
         _TEXT,
