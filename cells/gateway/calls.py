@@ -332,14 +332,13 @@ class LiveCall:
             sent = {"role": "assistant", "content": content} if content else None
         if sent is None:
             return None
-        parent = self._plan.parent
         return Turn(
             call_id=self.call_id,
             messages=self._plan.messages,
             reply=sent,
             tools=self._plan.tools,
             request=self._key,
-            kept_text=parent.reply["content"] if parent and parent.part else None,
+            kept_text=_kept_text(self._plan.parent),
             prompt_tokens=self._plan.tokens,
             stop_text=reply.stop_text if reply else None,
         )
@@ -368,6 +367,12 @@ class LiveCall:
         metrics.total_output += len(call.output_ids)
         if plan.fork is not None:
             metrics.forks.labels(plan.fork.value).inc()
+
+
+def _kept_text(parent: Node | None) -> str | None:
+    if parent is None or not (parent.part or parent.unsaid):
+        return None
+    return "" if parent.unsaid else str(parent.reply["content"])
 
 
 def _unavailable(message: str) -> RefusedError:

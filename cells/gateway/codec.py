@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,9 @@ class Codec:
         """
         try:
             ids = self._renderer.render_ids(
-                _with_values(messages), tools=tools or None, add_generation_prompt=True
+                _with_values(name_results(messages)),
+                tools=tools or None,
+                add_generation_prompt=True,
             )
         except Exception as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
@@ -184,6 +187,24 @@ def _make_renderer(tokenizer: Any, name: str) -> Any:
 
 def _added_ids(tokenizer: Any) -> list[int]:
     return list(getattr(tokenizer, "added_tokens_decoder", ()))
+
+
+def name_results(messages: list[Message], before: Sequence[Message] = ()) -> list[Message]:
+    """Tool results with the names of their tools, which some templates print: clients give the id
+    of the call, and the name is in the turn that made it."""
+    names = {
+        call["id"]: call["function"]["name"]
+        for message in (*before, *messages)
+        for call in message.get("tool_calls", ())
+    }
+    return [
+        {**message, "name": names[message["tool_call_id"]]}
+        if message["role"] == "tool"
+        and "name" not in message
+        and message.get("tool_call_id") in names
+        else message
+        for message in messages
+    ]
 
 
 def _with_values(messages: list[Message]) -> list[Message]:

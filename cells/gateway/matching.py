@@ -15,7 +15,7 @@ from enum import StrEnum
 import orjson
 
 from cells.gateway.canonical import MessageKey, first_difference, message_key, same
-from cells.gateway.codec import Codec
+from cells.gateway.codec import Codec, name_results
 from cells.gateway.forms import ChatRequest, Message
 
 
@@ -59,6 +59,8 @@ class Node:
     """Ids of prompt and output."""
     part: bool = False
     """Whether the output is only the part of an answer that a client kept."""
+    unsaid: bool = False
+    """Whether the client left the reply out of its history, as some do with an empty one."""
     _encoded: bytes | None = field(default=None, repr=False)
     _history: list[Message] | None = field(default=None, repr=False)
 
@@ -81,7 +83,9 @@ class Node:
         """Messages of the request and the reply."""
         if self._history is None:
             self._history = [
-                message for node in self._line() for message in (*node.messages, node.reply)
+                message
+                for node in self._line()
+                for message in (*node.messages, *(() if node.unsaid else (node.reply,)))
             ]
         return self._history
 
@@ -174,6 +178,11 @@ class Branches:
         Replies are looked up by the tool-call ids that were issued with them, then by canonical
         content (the newest of the same agent first); either way the whole history must be equal.
         """
+        for last in [self.last[agent]] if agent in self.last else self.last.values():
+            if is_empty(last.reply) and len(messages) >= last.depth:
+                said = last.history()[:-1]
+                if not same(messages[len(said)], last.reply) and _begins(messages, said):
+                    return leave_out(last)
         for end in range(len(messages), 0, -1):
             if messages[end - 1]["role"] != "assistant":
                 continue
@@ -233,6 +242,16 @@ def cut_node(node: Node, count: int, reply: Message) -> Node:
         _encoded=None,
         _history=None,
     )
+
+
+def leave_out(node: Node) -> Node:
+    """A call of which the client does not repeat the reply."""
+    return replace(node, depth=node.depth - 1, unsaid=True, _history=None)
+
+
+def is_empty(reply: Message) -> bool:
+    """Whether clients may leave this reply out of their history."""
+    return not reply["content"].strip() and not reply.get("tool_calls")
 
 
 def plan_call(
@@ -298,7 +317,7 @@ def _splice(
     is given that part only.
     """
     prompt, output = node.new_ids.tolist(), node.output_ids.tolist()
-    bridged = codec.bridge(prompt, output, new, request.tools)
+    bridged = codec.bridge(prompt, output, name_results(new, [node.reply]), request.tools)
     if bridged is None:
         return Fork.BRIDGE_REFUSED, f"{codec.refusal(new)}, after {node.call_id}"
     # A bridge may close a turn that was cut off, but only behind what was sampled.
@@ -313,7 +332,7 @@ def _aside(branches: Branches, node: Node, agent: str) -> tuple[Fork, str] | Non
     if node.part:
         return Fork.PART_KEPT, f"{len(node.output_ids)} ids of {node.call_id}"
     last = branches.last.get(agent)
-    if last is not None and last is not node:
+    if last is not None and last.call_id != node.call_id:
         return Fork.EARLIER_CALL, f"goes on from {node.call_id}"
     return None
 

@@ -9,7 +9,7 @@ from array import array
 from typing import Any
 
 from cells.gateway.forms import Finish, Reply, ToolCall, Usage
-from cells.gateway.matching import Branches, Node, cut_node
+from cells.gateway.matching import Branches, Node, cut_node, leave_out
 from storage.journal import Journal, read_journal
 from storage.layout import RunLayout
 from storage.objects import MissingObjectError, Store
@@ -37,7 +37,8 @@ class Turn(Record):
     request: str = ""
     """Name that equal requests share."""
     kept_text: str | None = None
-    """What its client kept of the parent's answer, where that is not all."""
+    """What its client kept of the parent's answer, where that is not all; empty when it left out
+    an empty one."""
     prompt_tokens: int = 0
     stop_text: str | None = None
 
@@ -166,7 +167,9 @@ def rebuild(recorded: list[tuple[Call, Turn | None]]) -> Branches:
         if turn is None:
             continue
         parent = nodes[call.parent] if call.parent is not None else None
-        if parent is not None and turn.kept_text is not None:
+        if parent is not None and turn.kept_text == "":
+            parent = leave_out(parent)
+        elif parent is not None and turn.kept_text is not None:
             prompt = parent.length - len(parent.output_ids)
             kept = {"role": "assistant", "content": turn.kept_text}
             parent = cut_node(parent, call.kept - prompt, kept)

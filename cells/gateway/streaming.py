@@ -15,8 +15,8 @@ from cells.gateway.forms import Tool
 
 THINKING, CONTENT = FIELDS = ("reasoning_content", "content")
 _BROKEN = "\ufffd"
-_BROKEN_IDS = 8
-"""More ids than a character can take: what still does not decode never will."""
+CHARACTER_IDS = 4
+"""Most ids of one character: of more, what does not decode never will."""
 
 
 def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
@@ -108,17 +108,26 @@ class TextStream:
         if field is None or (field == CONTENT and self._stopped):
             self._read = len(self._ids)
             return
-        text = self._codec.decode(self._ids[self._read :])
-        if text.endswith(_BROKEN) and len(self._ids) - self._read < _BROKEN_IDS:
-            return
-        self._read = len(self._ids)
-        text = self._held[field] + text
+        text = self._held[field] + self._decode()
         if not self._sent[field]:
             text = text.lstrip()
         ready = self._settled(text) if field == CONTENT else text
         ready = ready.rstrip()
         self._held[field] = text[len(ready) :]
         self._send(field, ready)
+
+    def _decode(self) -> str:
+        """The text of the ids that were not read, without the beginning of a character."""
+        for end in range(len(self._ids), max(self._read, len(self._ids) - CHARACTER_IDS), -1):
+            text = self._codec.decode(self._ids[self._read : end])
+            if not text.endswith(_BROKEN):
+                self._read = end
+                return text
+        if len(self._ids) - self._read < CHARACTER_IDS:
+            return ""
+        text = self._codec.decode(self._ids[self._read :])
+        self._read = len(self._ids)
+        return text
 
     def _read_again(self) -> None:
         if len(self._ids) < self._due:
