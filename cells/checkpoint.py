@@ -87,21 +87,34 @@ def latest_checkpoint(run: Run) -> Checkpoint | None:
     Raises:
         CheckpointError: a file is missing or differs from the manifest.
     """
+    versions = checkpoint_versions(run)
+    return verified_checkpoint(run, versions[-1]) if versions else None
+
+
+def verified_checkpoint(run: Run, version: int) -> Checkpoint:
+    """The whole checkpoint of a version, its files verified.
+
+    Raises:
+        CheckpointError: there is none, or a file is missing or differs from the manifest.
+    """
+    checkpoint = find_checkpoint(run, version)
+    if checkpoint is None:
+        raise CheckpointError(f"run {run.run_id}: no checkpoint of version {version}")
+    _verify(run.store, checkpoint)
+    return checkpoint
+
+
+def checkpoint_versions(run: Run) -> list[int]:
+    """Versions of all whole checkpoints, in order."""
     names = run.store.children(run.layout.checkpoint(0).rsplit("/", 1)[0])
-    for name in reversed([name for name in names if name.isdigit()]):
-        checkpoint = find_checkpoint(run, int(name))
-        if checkpoint is not None:
-            _verify(run.store, checkpoint)
-            return checkpoint
-    return None
+    versions = sorted(int(name) for name in names if name.isdigit())
+    return [version for version in versions if find_checkpoint(run, version)]
 
 
 def prune_checkpoints(run: Run, keep: int) -> None:
     """Delete all but the newest ``keep`` whole checkpoints."""
-    names = run.store.children(run.layout.checkpoint(0).rsplit("/", 1)[0])
-    whole = [name for name in names if name.isdigit() and find_checkpoint(run, int(name))]
-    for name in whole[:-keep]:
-        key = run.layout.checkpoint(int(name))
+    for version in checkpoint_versions(run)[:-keep]:
+        key = run.layout.checkpoint(version)
         # The manifest goes first: what is half deleted does not exist.
         run.store.delete(f"{key}/{MANIFEST}")
         run.store.delete(key)

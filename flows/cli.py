@@ -12,6 +12,7 @@ from flows import (
     config_cli,
     doctor_cli,
     evaluate_cli,
+    export_cli,
     gc_cli,
     inspect_cli,
     problems_cli,
@@ -67,6 +68,7 @@ train_cli.register(app)
 rescore_cli.register(app)
 problems_cli.register(app)
 evaluate_cli.register(app)
+export_cli.register(app)
 runs_cli.register(app)
 inspect_cli.register(app)
 samples_cli.register(app)
