@@ -91,6 +91,14 @@ class GatewayConfig(Section):
     calls_per_execution: int = setting(
         8, "Most concurrent calls of an execution.", unit="calls", ge=1, le=1024
     )
+    processes: int = setting(
+        1,
+        "Processes that share the executions, each with its own core. With a port they take it and "
+        "those after it.",
+        unit="processes",
+        ge=1,
+        le=64,
+    )
     calls: int = setting(
         4096, "Most concurrent calls of one gateway process.", unit="calls", ge=1, le=1_048_576
     )

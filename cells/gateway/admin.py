@@ -17,6 +17,7 @@ from cells.daemon import Fence, StaleEpochError
 from cells.gateway.metrics import Metrics
 from cells.gateway.routing import Cell, CellState, Places
 from cells.gateway.sessions import EXECUTION_ID, Session, Sessions
+from cells.gateway.shards import ShardGoneError, Shards, share
 from storage.objects import StorageError
 from storage.records import RecordError
 
@@ -51,7 +52,8 @@ class AdminRoutes:
 
     Args:
         authorised: whether a request carries the daemon's token.
-        base_url: where this gateway listens, known once it does.
+        shards: the other processes, where this is the first of several.
+        gather: adds the metrics of the other processes to this one's.
     """
 
     def __init__(
@@ -60,7 +62,11 @@ class AdminRoutes:
         places: Places,
         metrics: Metrics,
         authorised: Callable[[Request], bool],
+        shards: Shards | None,
+        gather: Callable[[bytes], Awaitable[bytes]],
     ) -> None:
+        self._shards = shards
+        self._gather = gather
         self._sessions = sessions
         self._places = places
         self._metrics = metrics
@@ -70,9 +76,9 @@ class AdminRoutes:
     def routes(self) -> list[Route]:
         execution, cell = "/admin/executions/{execution_id}", "/admin/cells/{name}"
         return [
-            Route(execution, self._guard(self._open), methods=["PUT"]),
-            Route(execution, self._guard(self._show), methods=["GET"]),
-            Route(execution, self._guard(self._close), methods=["DELETE"]),
+            Route(execution, self._guard(self._owned(self._open)), methods=["PUT"]),
+            Route(execution, self._guard(self._owned(self._show)), methods=["GET"]),
+            Route(execution, self._guard(self._owned(self._close)), methods=["DELETE"]),
             Route(cell, self._guard(self._put_cell), methods=["PUT"]),
             Route(cell, self._guard(self._delete_cell), methods=["DELETE"]),
             Route("/admin/state", self._guard(self._state), methods=["GET"]),
@@ -89,10 +95,27 @@ class AdminRoutes:
                 return _error(400, f"{request.url.path}: {error}")
             except StaleEpochError as error:
                 return _error(409, f"{request.url.path}: {error}")
+            except ShardGoneError as error:
+                return _error(503, f"{request.url.path}: {error}")
             except (StorageError, RecordError) as error:
                 return _error(500, f"{request.url.path}: {error}")
 
         return guarded
+
+    def _owned(self, handler: Handler) -> Handler:
+        """The handler, in the process that the execution belongs to."""
+
+        async def owned(request: Request) -> Response:
+            execution_id = request.path_params["execution_id"]
+            name = self._shards.owner(execution_id) if self._shards else None
+            if self._shards is None or name is None or not EXECUTION_ID.fullmatch(execution_id):
+                return await handler(request)
+            path = f"/admin/executions/{execution_id}"
+            body = await _json(request) if request.method == "PUT" else None
+            status, answer = await self._shards.ask(name, request.method, path, body)
+            return JSONResponse(answer, status)
+
+        return owned
 
     async def _open(self, request: Request) -> Response:
         execution_id = request.path_params["execution_id"]
@@ -132,11 +155,13 @@ class AdminRoutes:
     async def _put_cell(self, request: Request) -> Response:
         body = CellBody.model_validate(await _json(request))
         self._fence.admit(body.epoch)
+        name, shards = request.path_params["name"], self._shards
+        told = asyncio.create_task(shards.put_cell(name, body.model_dump())) if shards else None
         cell = self._places.put(
             Cell(
-                name=request.path_params["name"],
+                name=name,
                 url=body.url.rstrip("/"),
-                capacity=body.capacity,
+                capacity=share(body.capacity, shards.count) if shards else body.capacity,
                 version=body.version,
                 state=body.state,
                 token=body.token,
@@ -144,33 +169,51 @@ class AdminRoutes:
         )
         if cell.state is CellState.LEAVING:
             await _quiet(cell)
-        return JSONResponse(_cell_view(cell))
+        others = [answer for status, answer in await told if status == 200] if told else []
+        return JSONResponse(_add_views([_cell_view(cell), *others]))
 
     async def _delete_cell(self, request: Request) -> Response:
         epoch = request.query_params.get("epoch", "")
         if not epoch.isdigit():
             return _error(400, f"{request.url.path}: epoch must be given as a number in the query")
         self._fence.admit(int(epoch))
-        cell = self._places.cells.get(request.path_params["name"])
+        name, shards = request.path_params["name"], self._shards
+        told = asyncio.create_task(shards.delete_cell(name, int(epoch))) if shards else None
+        cell = self._places.cells.get(name)
         if cell is not None:
             self._places.remove(cell.name)
             await _quiet(cell)
+        if told is not None:
+            await told
         return JSONResponse({"removed": cell is not None})
 
     async def _state(self, request: Request) -> Response:
-        return JSONResponse(
-            {
-                "live": self._places.live(),
-                "waiting": self._places.waiting(),
-                "open": len(self._sessions.open),
-                "cells": {cell.name: _cell_view(cell) for cell in self._places.cells.values()},
-                "tokens_out": self._metrics.total_output,
-                "calls": self._metrics.total_calls,
-            }
-        )
+        own: dict[str, Any] = {
+            "live": self._places.live(),
+            "waiting": self._places.waiting(),
+            "open": len(self._sessions.open),
+            "tokens_out": self._metrics.total_output,
+            "calls": self._metrics.total_calls,
+            "cells": {cell.name: _cell_view(cell) for cell in self._places.cells.values()},
+        }
+        if self._shards is None:
+            return JSONResponse(own)
+        answers = await self._shards.ask_all("GET", "/admin/state")
+        states = [own, *(answer for status, answer in answers if status == 200)]
+        whole: dict[str, Any] = {
+            key: sum(state[key] for state in states) for key in own if key != "cells"
+        }
+        whole["cells"] = {
+            name: _add_views([state["cells"][name] for state in states if name in state["cells"]])
+            for name in own["cells"]
+        }
+        return JSONResponse(whole)
 
     async def _show_metrics(self, request: Request) -> Response:
-        return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
+        text = self._metrics.text()
+        if "own" not in request.query_params:
+            text = await self._gather(text)
+        return Response(text, media_type="text/plain; version=0.0.4")
 
 
 async def _quiet(cell: Cell) -> None:
@@ -203,6 +246,12 @@ def _cell_view(cell: Cell) -> dict[str, Any]:
         "in_flight": len(cell.flights),
         "capacity": cell.capacity,
     }
+
+
+def _add_views(views: list[dict[str, Any]]) -> dict[str, Any]:
+    """One cell as several processes see it."""
+    sums = {key: sum(view[key] for view in views) for key in ("live", "in_flight", "capacity")}
+    return {**views[0], **sums}
 
 
 def _unknown(execution_id: str) -> Response:

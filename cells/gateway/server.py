@@ -23,10 +23,13 @@ from cells.gateway.public import PublicRoutes
 from cells.gateway.recording import Recorder
 from cells.gateway.routing import Places
 from cells.gateway.sessions import Sessions
+from cells.gateway.shards import Shards, gather_metrics, process_names
 from configs.run import RunConfig
 from storage.layout import RunLayout
 from storage.objects import MissingObjectError, Store
 from storage.records import Record, RecordError
+
+GATEWAY = "gateway"
 
 
 class Gateway:
@@ -34,6 +37,7 @@ class Gateway:
 
     Args:
         port: where it listens; 0 takes a free one.
+        shards: the other processes, where this is the first of several.
     """
 
     def __init__(
@@ -45,8 +49,15 @@ class Gateway:
         *,
         name: str = "gateway",
         port: int = 0,
+        shards: Shards | None = None,
     ) -> None:
         self._store = store
+        self._layout = layout
+        self._lease_s = config.cells.lease_s
+        self._shards = shards
+        self._peers = [
+            one for one in process_names(GATEWAY, config.gateway.processes) if one != name
+        ]
         self._key = layout.host(name)
         places = Places()
         self._metrics = Metrics(places)
@@ -74,7 +85,9 @@ class Gateway:
             body_limit=int(config.gateway.body_limit_mb * 1e6),
             header_limit=int(config.gateway.header_limit_kb * 1e3),
         )
-        admin = AdminRoutes(self._sessions, places, self._metrics, self._authorised)
+        admin = AdminRoutes(
+            self._sessions, places, self._metrics, self._authorised, shards, self._gather
+        )
         self.daemon = Daemon(
             name=name,
             kind="gateway",
@@ -89,12 +102,21 @@ class Gateway:
     async def run(self) -> None:
         """Serve until the lease ends, a stop is asked for, or a signal comes."""
         self._lag = asyncio.create_task(self._metrics.watch_lag())
+        if self._shards is not None:
+            await self._shards.start(self._lease_s)
         await self.daemon.run(self._store, self._key)
 
     def _authorised(self, request: object) -> bool:
         return self.daemon.authorised(request)  # type: ignore[arg-type]
 
+    async def _gather(self, own: bytes) -> bytes:
+        if not self._peers:
+            return own
+        return await gather_metrics(own, self._store, self._layout, self._peers)
+
     async def _close(self) -> None:
+        if self._shards is not None:
+            await self._shards.close()
         if self._lag is not None:
             self._lag.cancel()
         await self._sessions.close()
@@ -121,7 +143,8 @@ def choose_port(store: Store, layout: RunLayout, config: RunConfig, name: str) -
     """The configured port; else that of the last gateway of the run if it is free, so that the
     addresses that harnesses hold stay good; else any free one, which is remembered."""
     if config.gateway.port:
-        return config.gateway.port
+        names = process_names(GATEWAY, config.gateway.processes)
+        return config.gateway.port + (names.index(name) if name in names else 0)
     key, last = layout.address(name), 0
     with suppress(MissingObjectError, RecordError):
         last = store.read_record(key, Address).port
@@ -146,14 +169,20 @@ def main() -> None:
     parser.add_argument("--root", required=True, help="storage root")
     parser.add_argument("--run", required=True, help="run id")
     parser.add_argument("--policy", required=True, type=Path, help="HF directory of the policy")
-    parser.add_argument("--name", default="gateway", help="name of the registration")
+    parser.add_argument("--name", default=GATEWAY, help="name of the registration")
+    parser.add_argument("--shard", action="store_true", help="not the first process of several")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     store, layout = Store(arguments.root), RunLayout(arguments.run)
     config = read_config(store, layout)
     codec = load_codec(arguments.policy, config.model.renderer)
     port = choose_port(store, layout, config, arguments.name)
-    gateway = Gateway(store, layout, config, codec, name=arguments.name, port=port)
+    shards = None
+    if config.gateway.processes > 1 and not arguments.shard:
+        argv = ["-m", "cells.gateway.server", "--root", arguments.root, "--run", arguments.run]
+        argv += ["--policy", str(arguments.policy)]
+        shards = Shards(store, layout, arguments.name, config.gateway.processes, argv)
+    gateway = Gateway(store, layout, config, codec, name=arguments.name, port=port, shards=shards)
     uvloop.run(gateway.run())
 
 

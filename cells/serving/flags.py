@@ -57,7 +57,8 @@ def engine_argv(settings: EngineSettings) -> list[str]:
         "log-level": "warning",
     }
     # A resident engine of a cell that trains must not take the trainer's processors.
-    switches = ["sleep-on-idle", "skip-server-warmup"]
+    # Streamed chunks hold what is new: repeating all of it costs the square of the answer.
+    switches = ["sleep-on-idle", "skip-server-warmup", "incremental-streaming-output"]
     if settings.device is Device.CPU:
         flags |= {
             "device": "cpu",

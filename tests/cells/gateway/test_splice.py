@@ -196,10 +196,11 @@ async def test_sub_agents_run_at_once_and_stay_apart(bench, engine, script, say)
 async def test_shape_tells_agents_apart_without_headers(bench, engine, script, say) -> None:
     await bench.cell("a", engine)
     execution = await bench.open()
-    script.say(*(say(f"r{number}") for number in range(6)))
+    script.say(say("", WRITE), *(say(f"r{number}") for number in range(5)))
     tools = [{"type": "function", "function": {"name": "write", "parameters": {}}}]
     main = [SYSTEM, {"role": "user", "content": "go"}]
     main.append(await execution.reply(main, agent=None, tools=tools))
+    main.append(tool(main[-1]))
     helper = [{"role": "system", "content": "You help."}, {"role": "user", "content": "part"}]
     await execution.reply(helper, agent=None, tools=tools)
     title = [{"role": "system", "content": "Name it."}, {"role": "user", "content": "go"}]
