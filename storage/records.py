@@ -302,6 +302,25 @@ class UpdateMetrics(Record):
     train_s: float
     switch_s: float
     ended_at: float
+    # What follows is None or empty in a record of an older version.
+    skipped: bool = False
+    """The gradient was not finite: the weights are those of before."""
+    learning_rate: float | None = None
+    logprob_gap_by_version: dict[int, float] = {}
+    """The mean gap of the targets that each version sampled."""
+    fresh_gap: float | None = None
+    """Of those that the trained version itself sampled: engine against trainer. None without."""
+    clip_fraction_low: float | None = None
+    clip_fraction_high: float | None = None
+    effective_samples: float | None = None
+    """(sum w)^2 / (n sum w^2) over the n targets, w = policy / behaviour; 1 when nothing moved."""
+    entropy: float | None = None
+    """Mean over targets of the policy's entropy, in nats."""
+    kl: float | None = None
+    """Mean over samples of the divergence to the reference policy; None without that term."""
+    groups: int = 0
+    groups_without_gradient: int = 0
+    """Without spread in their rewards, or with too few valid executions."""
 
 
 class Evaluation(Record):

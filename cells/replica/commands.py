@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
+from cells.replica.anchors import Anchors
 from cells.replica.errors import ReplicaError
 from cells.replica.gradient import Answer, Gradient, UpdateKey, apply_gradient, recorded
 from cells.replica.groups import GroupCache, SampleRequest, document
@@ -115,7 +116,9 @@ class Commands:
             raise ReplicaError("the replica is asleep; wake it before a micro-step")
         samples = self._samples(request.samples, policy)
         key = UpdateKey(request.step, request.update)
-        return gradient.accumulate(key, request.micro_step, samples, self._objective)
+        return gradient.accumulate(
+            key, request.micro_step, samples, self._objective, request.anchors
+        )
 
     def _discard(self, request: Empty) -> Answer:
         _, gradient = self._loaded()
@@ -249,6 +252,7 @@ class Commands:
     def _sleep(self, request: Empty) -> Answer:
         _, gradient = self._loaded()
         gradient.discard()
+        gradient.anchors.drop()
         self.state = ReplicaState.ASLEEP
         gc.collect()
         return {"state": self.state.value}
@@ -269,7 +273,11 @@ class Commands:
             if self.settings.core:
                 self._publication = Publication(self._endpoint, policy.flat.weights.nbytes)
             self._gradient = Gradient(
-                policy, block, self._endpoint, share_prefixes=self.settings.share_prefixes
+                policy,
+                block,
+                self._endpoint,
+                Anchors(policy),
+                share_prefixes=self.settings.share_prefixes,
             )
             self._policy = policy
         return self._policy

@@ -8,6 +8,9 @@ place.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
@@ -47,6 +50,19 @@ class FlatModel:
 
     def zero_gradients(self) -> None:
         self.gradients.zero_()
+
+    @contextmanager
+    def using(self, weights: Tensor) -> Iterator[None]:
+        """Inside the block the model computes with other ``weights`` [parameters]; nothing is
+        copied. Only for passes without gradient."""
+        own = {name: parameter.data for name, parameter in self.named.items()}
+        try:
+            for name, view in self.split(weights).items():
+                self.named[name].data = view
+            yield
+        finally:
+            for name, data in own.items():
+                self.named[name].data = data
 
     def split(self, buffer: Tensor) -> dict[str, Tensor]:
         """Views of a buffer that is laid out like ``weights``, by parameter name."""

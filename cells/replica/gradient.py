@@ -9,15 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from cells.replica.anchors import Anchors
 from cells.replica.errors import DamagedError, ReplicaError
 from cells.replica.groups import SampleRequest, document
-from cells.replica.model import target_logprobs
-from cells.replica.objective import Objective
+from cells.replica.model import target_logprobs_and_entropies
+from cells.replica.objective import Objective, Targets
 from cells.replica.packing import pack
 from cells.replica.policy import Policy
+from cells.replica.requests import AnchorRequest
 from cells.transfer.block import Block, Descriptor
 from cells.transfer.endpoint import Endpoint
 from storage.samples import Sample
@@ -62,6 +65,7 @@ class Gradient:
     block: Block
     """What others read: the buffer itself, or its copy where the buffer is not in main memory."""
     endpoint: Endpoint
+    anchors: Anchors
     share_prefixes: bool = False
     key: UpdateKey | None = None
     answers: dict[str, Answer | None] = field(default_factory=dict)
@@ -86,14 +90,15 @@ class Gradient:
         micro_step: str,
         samples: Sequence[tuple[SampleRequest, Sample]],
         objective: Objective,
+        wanted: AnchorRequest,
     ) -> Answer:
         """Add the gradient of the sum over samples of scale * weight * loss.
 
         The same micro-step again is answered from memory.
 
         Raises:
-            ReplicaError: the gradient belongs to another update or is frozen; or the backward pass
-                failed, then the gradient was dropped.
+            ReplicaError: the gradient belongs to another update or is frozen, or an anchor can't
+                be read; or the backward pass failed, then the gradient was dropped.
         """
         known = self.answers.get(micro_step)
         if known is not None and key.fits(self.key):
@@ -105,17 +110,25 @@ class Gradient:
             raise ReplicaError(f"the gradient of {self.key} is frozen; release it first")
         began = time.monotonic()
         row = pack([document(sample) for _, sample in samples], share=self.share_prefixes)
-        logprobs = target_logprobs(self.policy.model, row).double().split(row.target_counts)
+        anchors = self.anchors.logprobs(wanted, row)
+        found, entropies = target_logprobs_and_entropies(self.policy.model, row)
+        logprobs = found.double().split(row.target_counts)
+        still = {
+            name: (found.detach() if other is None else other).double().split(row.target_counts)
+            for name, other in anchors.items()
+        }
         stats: defaultdict[str, float] = defaultdict(float)
         total = torch.zeros((), dtype=torch.float64)
-        for (request, sample), own in zip(samples, logprobs, strict=True):
-            behaviour = recorded(sample)
-            loss, observed = objective(own, behaviour, sample.advantage)
+        for number, (request, sample) in enumerate(samples):
+            own, behaviour = logprobs[number], recorded(sample)
+            others = {name: parts[number] for name, parts in still.items()}
+            loss, observed = objective(Targets(own, behaviour, sample.advantage, **others))
             total = total + request.scale * sample.weight * loss
             for name, value in observed.items():
                 stats[f"{name}_sum"] += value
             _observe(stats, own.detach() - behaviour, sample, self.policy.version)
         stats["loss_sum"] = float(total.detach())
+        stats["entropy_sum"] = float(entropies.double().sum())
         stats["computed_tokens_sum"] = len(row.ids)
         try:
             total.backward()
@@ -243,7 +256,15 @@ def _observe(stats: dict[str, float], gap: Tensor, sample: Sample, version: int)
     distance = gap.abs()
     stats["logprob_gap_sum"] += float(distance.sum())
     stats["logprob_gap_max"] = max(stats["logprob_gap_max"], float(distance.max()))
-    ages = version - sample.versions[sample.targets]
+    versions = sample.versions[sample.targets]
+    for sampler in np.unique(versions).tolist():
+        of = torch.from_numpy(versions == sampler)
+        stats[f"logprob_gap_sum@{sampler}"] += float(distance[of].sum())
+        stats[f"targets@{sampler}"] += int(of.sum())
+    weights = gap.exp()
+    stats["importance_sum"] += float(weights.sum())
+    stats["importance_square_sum"] += float(weights.square().sum())
+    ages = version - versions
     stats["staleness_sum"] += float(ages.sum())
     stats["staleness_max"] = max(stats["staleness_max"], float(ages.max()))
     stats["targets"] += len(gap)

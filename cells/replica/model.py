@@ -24,6 +24,8 @@ with megatron_imports():
 
     from cells.replica.attention import ChainParams, PackedAttention
 
+_ENTROPY_ROWS = 256
+
 
 def start_megatron(
     *, rank: int = 0, world: int = 1, rendezvous: Path | None = None, limit_s: float = 120
@@ -150,6 +152,26 @@ def target_logprobs(model: GPTModel, row: PackedRow) -> Tensor:
     They lie in main memory, where objectives are computed. Where several targets follow one token,
     the distribution that they were drawn from is computed once.
     """
+    logprobs, choice = _distributions(model, row)
+    return _chosen(logprobs, choice, row)
+
+
+def target_logprobs_and_entropies(model: GPTModel, row: PackedRow) -> tuple[Tensor, Tensor]:
+    """``target_logprobs``, and the entropies [targets] in nats, without gradient, of the
+    distributions that the targets were drawn from."""
+    logprobs, choice = _distributions(model, row)
+    # In parts: another matrix as large as the logits might not fit beside them.
+    parts = logprobs.detach().split(_ENTROPY_ROWS)
+    entropies = torch.cat([-(part.exp() * part).nansum(dim=-1) for part in parts])
+    return _chosen(logprobs, choice, row), entropies[choice.to(entropies.device)].cpu()
+
+
+def _distributions(model: GPTModel, row: PackedRow) -> tuple[Tensor, Tensor]:
+    """Log-probabilities [places, vocabulary] after each distinct token before a target, and the
+    place [targets] of each target."""
     places, choice = torch.unique(row.before, return_inverse=True)
-    logprobs = next_logits(model, row, places).float().log_softmax(dim=-1)
+    return next_logits(model, row, places).float().log_softmax(dim=-1), choice
+
+
+def _chosen(logprobs: Tensor, choice: Tensor, row: PackedRow) -> Tensor:
     return logprobs[choice.to(logprobs.device), row.labels.to(logprobs.device)].cpu()

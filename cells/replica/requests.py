@@ -25,11 +25,32 @@ class PathRequest(Section):
     path: str = Field(min_length=1, max_length=4096)
 
 
+class PolicyRequest(Section):
+    """Weights, as a command names them."""
+
+    path: str = Field(min_length=1, max_length=4096)
+    """HF directory."""
+    version: int = COUNT
+
+
+class AnchorRequest(Section):
+    """The policies that a micro-step's objective needs besides the trained one."""
+
+    proximal: PolicyRequest | None = None
+    reference: PolicyRequest | None = None
+
+    def named(self) -> dict[str, PolicyRequest]:
+        """Those that are needed, by name."""
+        both = {"proximal": self.proximal, "reference": self.reference}
+        return {name: request for name, request in both.items() if request is not None}
+
+
 class MicroStepRequest(Section):
     step: int = COUNT
     update: int = COUNT
     micro_step: str = NAME
     samples: tuple[SampleRequest, ...] = Field(min_length=1, max_length=1 << 20)
+    anchors: AnchorRequest = AnchorRequest()
 
 
 class UpdateRequest(Section):

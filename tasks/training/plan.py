@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from configs.training import PackKind, TrainingConfig, UpdateMean
+from configs.training import PackKind, Schedule, TrainingConfig, UpdateMean
 from storage.records import Scored
 from storage.samples import SealedGroup
 from tasks.sampling.guard import TooManyExcludedError
@@ -82,11 +83,21 @@ def divisor(groups: Iterable[GroupFacts], mean: UpdateMean) -> int:
 
 
 def learning_rate(config: TrainingConfig, step: int, update: int) -> float:
-    """Rate of an update; it rises linearly over the first ``warmup_updates`` of the run."""
-    number = step * config.updates_per_step + update + 1
-    if number >= config.warmup_updates:
-        return config.learning_rate
-    return config.learning_rate * number / config.warmup_updates
+    """Rate of an update: it rises linearly over the first ``warmup_updates`` of the run, then is
+    constant, or falls towards ``final_rate``, which the update after the last one would have."""
+    number = step * config.updates_per_step + update
+    if number + 1 < config.warmup_updates:
+        return config.learning_rate * (number + 1) / config.warmup_updates
+    begin = max(0, config.warmup_updates - 1)  # the first update at the full rate
+    done = (number - begin) / (config.steps * config.updates_per_step - begin)
+    match config.schedule:
+        case Schedule.CONSTANT:
+            left = 1.0
+        case Schedule.LINEAR:
+            left = 1 - done
+        case Schedule.COSINE:
+            left = (1 + math.cos(math.pi * done)) / 2
+    return config.learning_rate * (config.final_rate + (1 - config.final_rate) * left)
 
 
 def check_excluded(groups: Iterable[GroupFacts], max_share: float) -> None:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from cells.client import DaemonClient, DaemonError, FencedError
 from configs.run import RunConfig
 from storage.layout import RunLayout
+from tasks.training.anchors import Anchor
 from tasks.training.events import MicroStep
 
 A = TypeVar("A", bound=BaseModel)
@@ -135,15 +136,27 @@ class Limits:
 
 
 class Replica:
-    """Typed commands over a port. Every method raises ``ReplicaLostError``."""
+    """Typed commands over a port. Every method raises ``ReplicaLostError``.
 
-    def __init__(self, port: ReplicaPort, layout: RunLayout, limits: Limits, step: int) -> None:
+    Args:
+        anchors: the policies that the objective needs besides the trained one, by name.
+    """
+
+    def __init__(
+        self,
+        port: ReplicaPort,
+        layout: RunLayout,
+        limits: Limits,
+        step: int,
+        anchors: Mapping[str, Anchor] | None = None,
+    ) -> None:
         self.name = port.name
         self.core = port.core
         self._port = port
         self._layout = layout
         self._limits = limits
         self._step = step
+        self._anchors = anchors or {}
 
     def status(self) -> Status:
         return self._call("status", {}, self._limits.compute_s, Status)
@@ -164,6 +177,8 @@ class Replica:
             "micro_step": micro_step.id,
             "samples": samples,
         }
+        if self._anchors:
+            args["anchors"] = {name: one.argument() for name, one in self._anchors.items()}
         answer = self._call("micro_step", args, self._limits.compute_s, MicroAnswer)
         seen = (answer.micro_step, answer.samples, answer.target_tokens)
         if seen != (micro_step.id, len(samples), micro_step.targets):

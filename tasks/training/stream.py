@@ -20,6 +20,7 @@ from configs.run import RunConfig
 from storage.layout import RunLayout
 from storage.objects import Store
 from storage.records import UpdateMetrics
+from tasks.training.anchors import Anchor
 from tasks.training.arrivals import Arrivals
 from tasks.training.crew import Crew
 from tasks.training.events import Stepped
@@ -43,6 +44,7 @@ def train_stream(
     feed: GroupFeed,
     members: Callable[[], Sequence[ReplicaPort]],
     spent: Callable[[], Spent],
+    anchors: Callable[[int], Mapping[str, Anchor]] = lambda _: {},
     on_update: Callable[[UpdateMetrics], None] = lambda _: None,
     report: Callable[[TrainingWork], None] = lambda _: None,
 ) -> tuple[UpdateMetrics, ...]:
@@ -56,6 +58,7 @@ def train_stream(
         members: asked often: the replicas that may train now. Whoever is missing is let go after
             its micro-step, its gradient brought to the core first.
         spent: seconds of rollout and switching up to now.
+        anchors: called with the version at the step's start: the policies that the objective needs.
         on_update: called after each update that was trained here, when its record is durable and no
             replica works: the place to save a checkpoint.
         report: called with the training that is left, for the scheduler.
@@ -85,8 +88,10 @@ def train_stream(
         )
         limits = Limits.of(config)
 
+        still: Mapping[str, Anchor] = {}
+
         def replicas() -> Mapping[str, Replica]:
-            return {port.name: Replica(port, layout, limits, step) for port in members()}
+            return {port.name: Replica(port, layout, limits, step, still) for port in members()}
 
         rounds = Round(
             config=config,
@@ -103,6 +108,8 @@ def train_stream(
             first = find_position(core, ledger, updates)
         except ReplicaLostError as error:
             raise CoreLostError(str(error)) from error
+        assert ledger.version is not None  # a position was found
+        still = anchors(ledger.version)
         for update in range(first):
             run.record(update)
         for update in range(first, updates):
@@ -192,6 +199,7 @@ class _Step:
             return self._store.read_record(key, UpdateMetrics)
         stepped = self._ledger.stepped(update)
         assert stepped is not None  # only of updates that are closed
+        settled = self._ledger.stepping(update)
         metrics = update_metrics(
             step=self._step,
             trained_version=self.version_before(update),
@@ -199,6 +207,7 @@ class _Step:
             stats=self._ledger.stats(update),
             stepped=stepped,
             spent=self._spent(),
+            learning_rate=None if settled is None else settled.learning_rate,
         )
         self._store.write_record_once(key, metrics)
         return metrics

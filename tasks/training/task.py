@@ -14,7 +14,9 @@ from cells.scheduler import TrainingWork
 from storage.journal import append_line, read_lines
 from storage.records import UpdateMetrics, decode, encode
 from storage.run import Run, open_run
+from tasks.training.anchors import anchors_of
 from tasks.training.feed import GroupFeed
+from tasks.training.health import alarms, refuse
 from tasks.training.metrics import Spent
 from tasks.training.replica import HostReplica
 from tasks.training.stream import train_stream as run_stream
@@ -55,6 +57,10 @@ def train_stream(
     def updated(metrics: UpdateMetrics) -> None:
         logger.info("update %d: version %d", metrics.update, metrics.policy_version)
         keep_metrics(run, [metrics])
+        found = alarms(metrics, run.config.training.health)
+        for alarm in found:
+            logger.warning(alarm.text)
+        refuse(found)
         done, every = metrics.update + 1, run.config.training.checkpoint_every
         if every and done % every == 0 and done < run.config.training.updates_per_step:
             save_checkpoint(run, cells[core], epoch=epoch, step=step, update=done)
@@ -69,6 +75,7 @@ def train_stream(
             feed=feed,
             members=members,
             spent=_since_last_call(board),
+            anchors=lambda version: anchors_of(run, version),
             on_update=updated,
             report=report,
         )

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-_BUILT_IN = {"gspo": "tasks.training.objectives.gspo:GSPO"}
+_HERE = "tasks.training.objectives"
+_BUILT_IN = {
+    "gspo": f"{_HERE}.gspo:GSPO",
+    "gspo_token": f"{_HERE}.gspo_token:GSPOToken",
+    "grpo": f"{_HERE}.grpo:GRPO",
+    "dapo": f"{_HERE}.dapo:DAPO",
+    "tis": f"{_HERE}.tis:TruncatedImportance",
+}
 
 
 class UnknownObjectiveError(ValueError):

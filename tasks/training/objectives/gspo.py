@@ -8,33 +8,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from configs.training import ObjectiveConfig
+from tasks.training.objectives.clipped import Clipped
 
 
-class GSPO:
-    """s = exp(mean(log pi - log pi_behaviour)); loss = -min(s A, clip(s, 1 - low, 1 + high) A)."""
+class GSPO(Clipped):
+    """s = exp(mean(log pi - log pi_old)); loss = -min(s A, clip(s, 1 - low, 1 + high) A)."""
 
-    def __init__(self, config: ObjectiveConfig) -> None:
-        self._low = 1 - config.clip_low
-        self._high = 1 + config.clip_high
+    LOW, HIGH = 3e-4, 4e-4
 
-    def __call__(
-        self, logprobs: Tensor, behaviour: Tensor, advantage: float
-    ) -> tuple[Tensor, dict[str, float]]:
-        """Loss of one sample.
-
-        Args:
-            logprobs: [targets], the policy's; differentiable.
-            behaviour: [targets], as recorded when they were sampled.
-            advantage: of the execution.
-
-        Returns:
-            The loss, a scalar; and ``ratio``, the sample's s, and ``clipped``, 1 when the clip
-            leaves it without a gradient and 0 otherwise.
-        """
-        ratio = (logprobs - behaviour).mean().exp()
-        gain = ratio * advantage
-        bound = ratio.clamp(self._low, self._high) * advantage
-        clipped = bool(bound < gain)
-        loss = -(bound if clipped else gain)
-        return loss, {"ratio": float(ratio.detach()), "clipped": float(clipped)}
+    def ratios(self, logs: Tensor) -> Tensor:
+        return logs.mean().exp()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from cells.replica.objective import Targets
 from configs.training import ObjectiveConfig
 
 
@@ -16,21 +18,17 @@ class SequenceRatio:
     def __init__(self, config: ObjectiveConfig) -> None:
         self.config = config
 
-    def __call__(
-        self, logprobs: Tensor, behaviour: Tensor, advantage: float
-    ) -> tuple[Tensor, dict[str, float]]:
-        ratio = (logprobs - behaviour).mean().exp()
+    def __call__(self, targets: Targets) -> tuple[Tensor, dict[str, float]]:
+        ratio = (targets.policy - targets.behaviour).mean().exp()
         above = float(ratio.detach() > 1)
-        return -ratio * advantage, {"ratio": float(ratio.detach()), "clipped": above}
+        return -ratio * targets.advantage, {"ratio": float(ratio.detach()), "clipped": above}
 
 
 class Infinite(SequenceRatio):
     """A loss whose gradient is not finite."""
 
-    def __call__(
-        self, logprobs: Tensor, behaviour: Tensor, advantage: float
-    ) -> tuple[Tensor, dict[str, float]]:
-        loss, stats = super().__call__(logprobs, behaviour, advantage)
+    def __call__(self, targets: Targets) -> tuple[Tensor, dict[str, float]]:
+        loss, stats = super().__call__(targets)
         return loss * float("inf"), stats
 
 
@@ -49,18 +47,26 @@ class _Broken(torch.autograd.Function):
 class BrokenBelow(SequenceRatio):
     """The backward pass of a sample with a negative advantage fails."""
 
-    def __call__(
-        self, logprobs: Tensor, behaviour: Tensor, advantage: float
-    ) -> tuple[Tensor, dict[str, float]]:
-        return super().__call__(
-            _Broken.apply(logprobs) if advantage < 0 else logprobs, behaviour, advantage
-        )
+    def __call__(self, targets: Targets) -> tuple[Tensor, dict[str, float]]:
+        if targets.advantage < 0:
+            targets = replace(targets, policy=_Broken.apply(targets.policy))
+        return super().__call__(targets)
 
 
 class Refusing(SequenceRatio):
     """Fails on every sample before anything is differentiated."""
 
-    def __call__(
-        self, logprobs: Tensor, behaviour: Tensor, advantage: float
-    ) -> tuple[Tensor, dict[str, float]]:
+    def __call__(self, targets: Targets) -> tuple[Tensor, dict[str, float]]:
         raise ZeroDivisionError("this objective never works")
+
+
+class ToAnchors(SequenceRatio):
+    """The ratio is to the proximal policy; tells what each policy gives to the targets."""
+
+    def __call__(self, targets: Targets) -> tuple[Tensor, dict[str, float]]:
+        proximal, reference = targets.of_proximal(), targets.of_reference()
+        loss, stats = super().__call__(replace(targets, behaviour=proximal))
+        for name, found in (("proximal", proximal), ("reference", reference)):
+            assert not found.requires_grad
+            stats[name] = float(found.sum())
+        return loss, stats

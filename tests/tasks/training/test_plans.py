@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cells.replica.packing import pack as pack_row
-from configs.training import UpdateMean
+from configs.training import TrainingConfig, UpdateMean
 from storage.objects import Store
 from storage.records import UpdateMetrics, decode, encode
 from storage.samples import read_group
@@ -91,6 +91,53 @@ def test_learning_rate_rises_over_the_run():
     assert rates == pytest.approx([training.learning_rate * f for f in (0.25, 0.5, 0.75, 1, 1, 1)])
 
 
+@pytest.mark.parametrize(
+    ("schedule", "shares"),
+    [
+        ("constant", [0.5, 1, 1, 1, 1]),
+        ("linear", [0.5, 1, 0.775, 0.55, 0.325]),
+        ("cosine", [0.5, 1, 0.1 + 0.9 * (2 + 2**0.5) / 4, 0.55, 0.1 + 0.9 * (2 - 2**0.5) / 4]),
+    ],
+)
+def test_the_rate_falls_from_the_warm_up_to_the_end_of_the_run(schedule, shares):
+    settings = {"training.steps": 5, "training.warmup_updates": 2, "training.schedule": schedule}
+    if schedule != "constant":
+        settings["training.final_rate"] = 0.1
+    training = config(updates=1, **settings).training
+    rates = [learning_rate(training, step, 0) for step in range(5)]
+    assert rates == pytest.approx([training.learning_rate * share for share in shares])
+
+
+@given(st.integers(1, 6), st.integers(1, 4), st.data(), st.sampled_from(["linear", "cosine"]))
+def test_a_falling_rate_rises_once_falls_once_and_is_never_zero(steps, updates, data, schedule):
+    training = TrainingConfig(
+        steps=steps,
+        updates_per_step=updates,
+        schedule=schedule,
+        warmup_updates=data.draw(st.integers(0, steps * updates - 1)),
+    )
+    rates = [
+        learning_rate(training, step, update) for step in range(steps) for update in range(updates)
+    ]
+    top = rates.index(max(rates))
+    assert rates[top] == training.learning_rate
+    assert rates[: top + 1] == sorted(rates[: top + 1])
+    assert rates[top:] == sorted(rates[top:], reverse=True)
+    assert rates[-1] > 0  # the core refuses a rate of zero
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"final_rate": 0.1}, "final_rate needs schedule=linear or cosine"),
+        ({"schedule": "cosine", "warmup_updates": 8}, "leaves none of the run's 8 updates"),
+    ],
+)
+def test_schedules_that_make_no_sense_are_refused(options, text):
+    with pytest.raises(ValueError, match=text):
+        TrainingConfig(steps=4, updates_per_step=2, **options)
+
+
 @pytest.fixture
 def facts(tmp_path):
     store = Store(tmp_path)
@@ -148,6 +195,63 @@ def test_metrics_are_over_targets_and_valid_executions(facts):
     assert line.clip_fraction == 0.25
     assert line.logprob_gap == 0.5
     assert (line.rollout_s, line.train_s, line.switch_s) == (3.0, 2.0, 1.0)
+
+
+def test_figures_of_health_are_over_all_micro_steps(facts):
+    groups = [
+        facts(0, (0.0, 1.0), version=5, lengths=(8,)),
+        facts(1, (0.25, 0.75), version=7, lengths=(24,)),
+        facts(2, (0.5, 0.5), version=7),
+    ]
+    stats = [
+        {
+            "logprob_gap_sum@5": 2.0,
+            "targets@5": 8.0,
+            "logprob_gap_sum@7": 0.2,
+            "targets@7": 4.0,
+            "importance_sum": 10.0,
+            "importance_square_sum": 12.0,
+            "entropy_sum": 16.0,
+            "clipped_low_sum": 1.0,
+            "clipped_high_sum": 0.5,
+            "kl_sum": 0.3,
+        },
+        {
+            "logprob_gap_sum@7": 1.8,
+            "targets@7": 16.0,
+            "importance_sum": 22.0,
+            "importance_square_sum": 28.0,
+            "entropy_sum": 48.0,
+            "clipped_low_sum": 0.0,
+            "clipped_high_sum": 0.5,
+            "kl_sum": 0.1,
+        },
+    ]
+    line = metrics(groups, stats)
+    assert line.logprob_gap_by_version == pytest.approx({5: 0.25, 7: 0.1})
+    assert line.fresh_gap == pytest.approx(0.1)
+    assert line.effective_samples == pytest.approx(32**2 / (32 * 40))
+    assert line.entropy == 2.0
+    assert (line.clip_fraction_low, line.clip_fraction_high) == (0.25, 0.25)
+    assert line.kl == pytest.approx(0.1)
+    assert (line.groups, line.groups_without_gradient) == (3, 1)
+    assert not line.skipped
+    assert decode(encode(line), UpdateMetrics) == line
+
+
+def test_figures_that_no_replica_reported_are_absent(facts):
+    line = metrics([facts(0, (0.0, 1.0), version=5)])
+    assert line.effective_samples is line.entropy is line.kl is line.fresh_gap is None
+    assert line.clip_fraction_low is line.clip_fraction_high is None
+    assert line.logprob_gap_by_version == {}
+
+
+def test_a_skipped_update_leaves_the_version(facts):
+    group = facts(0, (0.0, 1.0))
+    skipped = Stepped(update=1, version=7, grad_norm=None, seconds=0.0, at=1.0)
+    assert metrics([group], stepped=skipped).skipped
+    unknown = Stepped(update=1, version=8, grad_norm=None, seconds=0.0, at=1.0)
+    assert not metrics([group], stepped=unknown).skipped, "the answer of that step was lost"
 
 
 def test_an_update_without_valid_executions_has_no_rate_and_survives_storage(facts):
