@@ -25,14 +25,15 @@ class Cost:
 
     Args:
         server_s: of the Prefect server and worker, where this process has started them.
-        flow_s: of the flow's own process, its tasks' threads included.
+        flow_s: of the flow's own process, its tasks' threads included; None for a flow that does
+            not write down what it took.
         wall_s: how long the flow run took.
         cores: of this machine.
         dropped: events that the server says it has lost; None where its log can't be seen.
     """
 
     server_s: float
-    flow_s: float
+    flow_s: float | None
     wall_s: float
     cores: int
     dropped: int | None
@@ -40,13 +41,18 @@ class Cost:
     @property
     def share(self) -> float:
         """Of the processor time that the machine had meanwhile."""
-        return (self.server_s + self.flow_s) / max(self.wall_s * self.cores, 1e-9)
+        return self.total_s / max(self.wall_s * self.cores, 1e-9)
+
+    @property
+    def total_s(self) -> float:
+        return self.server_s + (self.flow_s or 0.0)
 
     def line(self) -> str:
         dropped = "unknown" if self.dropped is None else str(self.dropped)
+        flow = "" if self.flow_s is None else f", flow {self.flow_s:.0f}"
         return (
-            f"orchestration: {self.server_s + self.flow_s:.0f} CPU s (server and worker "
-            f"{self.server_s:.0f}, flow {self.flow_s:.0f}), {self.share:.1%} of {self.cores} cores "
+            f"orchestration: {self.total_s:.0f} CPU s "
+            f"(server and worker {self.server_s:.0f}{flow}), {self.share:.1%} of {self.cores} cores "
             f"in {self.wall_s:.0f} s; dropped events: {dropped}"
         )
 
@@ -60,11 +66,11 @@ class Meter:
         self._began = time.monotonic()
         self._server_s = self._spent()
 
-    def read(self, run: Run) -> Cost:
-        """The cost so far of the newest attempt at a run's flow."""
+    def read(self, run: Run, flow_run_id: str) -> Cost:
+        """The cost so far of a flow run of ``run``."""
         return Cost(
             server_s=self._spent() - self._server_s,
-            flow_s=_flow_seconds(run),
+            flow_s=_flow_seconds(run, flow_run_id),
             wall_s=time.monotonic() - self._began,
             cores=len(os.sched_getaffinity(0)),
             dropped=self._dropped(),
@@ -89,10 +95,12 @@ def _own_seconds(pid: int) -> float:
     return float(times.user + times.system)
 
 
-def _flow_seconds(run: Run) -> float:
-    """What the flow's process wrote of itself at its end."""
+def _flow_seconds(run: Run, flow_run_id: str) -> float | None:
+    """What the flow's process wrote of itself at its end, if it was this flow run."""
     try:
         proof: dict[str, Any] = orjson.loads(run.store.read(run.layout.manifest))
     except MissingObjectError:
-        return 0.0
-    return float(proof.get("flow", {}).get("cpu_s", 0.0))
+        return None
+    if proof.get("prefect", {}).get("flow_run_id") != flow_run_id or "flow" not in proof:
+        return None
+    return float(proof["flow"]["cpu_s"])

@@ -96,12 +96,13 @@ def rescore_run(
         (query, tuple(group)) for query, group in groupby(chosen, lambda one: one.query.query_id)
     ]
     wait([again.submit(root, run_id, query, group) for query, group in groups])
-    counts = _count(run, chosen)
+    counts = count(run, chosen)
     get_run_logger().info("%s", ", ".join(f"{name} {count}" for name, count in counts.items()))
     return counts
 
 
-def _count(run: Run, chosen: list[Preserved]) -> dict[str, int]:
+def count(run: Run, chosen: list[Preserved]) -> dict[str, int]:
+    """How many of those that were chosen before have been evaluated, changed, and failed since."""
     counts = {"evaluated": 0, "changed": 0, "late": 0, "failed": 0}
     for one in chosen:
         after = newest_verdict(run.store, run.layout, one.execution)

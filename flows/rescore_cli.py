@@ -41,13 +41,13 @@ def rescore(
     """
     opened_run = opened(run, root)
     try:
-        count = sum(1 for _ in preserved(opened_run, step, state, reason))
+        chosen = list(preserved(opened_run, step, state, reason))
     except StorageError as error:
         raise failure(error, "It can't be scored again") from None
-    if not count:
+    if not chosen:
         raise failure("no preserved execution is like that", "There is nothing to score")
     console = terminal()
-    console.print(f"{count} executions of run {run}")
+    console.print(f"{len(chosen)} executions of run {run}")
     parameters = {
         "run_id": run,
         "root": opened_run.store.url,
@@ -56,3 +56,7 @@ def rescore(
         "reason": reason,
     }
     run_jobs([Job("rescore", opened_run, parameters)], console)
+    from flows.rescore import count  # only now: it brings prefect
+
+    counts = count(opened_run, chosen)
+    console.print(", ".join(f"{name} {number}" for name, number in counts.items()))

@@ -81,7 +81,7 @@ def _run(job: Job, screen: Screen, prefect: Orchestration) -> None:
     screen.say(f"{prefect.ui_url}/runs/flow-run/{flow_run.id}")
     meter = Meter(prefect, prefect_home(job.run))
     state = follow(flow_run.id, job.run, screen, prefect.check)
-    screen.say(meter.read(job.run).line())
+    screen.say(meter.read(job.run, str(flow_run.id)).line())
     if not state.is_completed():
         cancelled = state.is_cancelled() or state.is_cancelling()
         raise failure(

@@ -43,22 +43,33 @@ def test_what_a_worker_starts_is_not_counted_as_its_own(tmp_path: Path) -> None:
         meter = _meter(tmp_path, worker)
         while sum(os.times()[:2]) < before + 0.5:
             pass
-        assert meter.read(run).server_s < 0.2
+        assert meter.read(run, "f").server_s < 0.2
     finally:
         worker.communicate(b"", timeout=30)
 
 
 def test_lost_events_are_counted_and_unknown_ones_are_not_zero(tmp_path: Path) -> None:
     run = create_run(str(tmp_path), "r", RunConfig())
-    run.store.write(run.layout.manifest, orjson.dumps({"flow": {"pid": 1, "cpu_s": 2.5}}))
+    proof = {"flow": {"pid": 1, "cpu_s": 2.5}, "prefect": {"flow_run_id": "f"}}
+    run.store.write(run.layout.manifest, orjson.dumps(proof))
     (tmp_path / "server.log").write_text(
         "started\nSubscription queue is full, dropping message for topic='events'\n"
     )
-    cost = _meter(tmp_path).read(run)
+    cost = _meter(tmp_path).read(run, "f")
     assert cost.dropped == 1
     assert cost.flow_s == 2.5
     assert "dropped events: 1" in cost.line()
-    assert _meter(tmp_path, own_server=False).read(run).dropped is None
+    assert _meter(tmp_path, own_server=False).read(run, "f").dropped is None
+
+
+def test_what_another_flow_run_took_is_not_counted(tmp_path: Path) -> None:
+    run = create_run(str(tmp_path), "r", RunConfig())
+    (tmp_path / "server.log").write_text("")
+    proof = {"flow": {"pid": 1, "cpu_s": 2.5}, "prefect": {"flow_run_id": "train"}}
+    run.store.write(run.layout.manifest, orjson.dumps(proof))
+    cost = _meter(tmp_path).read(run, "rescore")
+    assert cost.flow_s is None
+    assert "flow" not in cost.line()
 
 
 def test_the_share_is_of_all_cores() -> None:
