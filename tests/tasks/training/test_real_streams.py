@@ -15,6 +15,7 @@ from cells.replica.client import ReplicaCallError, ReplicaClient
 from cells.replica.settings import ReplicaSettings
 from configs.training import ObjectiveConfig
 from storage.objects import Store
+from tasks.training.anchors import Anchor
 from tasks.training.feed import GroupFeed
 from tasks.training.metrics import Spent
 from tasks.training.objectives import objective_path
@@ -49,7 +50,9 @@ class LocalReplica:
             root=store.url,
             core=core,
             objective=objective_path("gspo"),
-            objective_config=ObjectiveConfig(clip_low=0.5, clip_high=1.0),
+            objective_config=ObjectiveConfig(
+                clip_low=0.5, clip_high=1.0, ratio="proximal", importance_cap=2, kl=0.1
+            ),
         )
         self.client = self.wait(ReplicaClient.start(settings, log=log, limit_s=120), 130)
 
@@ -69,7 +72,8 @@ class LocalReplica:
         self.wait(self.client.close(), 20)
 
 
-def train(store, members):
+def train(store, members, start, first):
+    """Train a step from the policy ``start``, with ``first`` as that of the run."""
     feed = GroupFeed()
     for number in range(GROUPS):
         feed.put(make_group(store, number, lengths=(20, 24), logprob=UNIFORM))
@@ -83,6 +87,10 @@ def train(store, members):
         feed=feed,
         members=lambda: members,
         spent=lambda: Spent(0.0, 0.0),
+        anchors=lambda version: {
+            "proximal": Anchor(start, version),
+            "reference": Anchor(first, 0),
+        },
     )
 
 
@@ -93,7 +101,10 @@ def weights(replica, folder):
 
 
 @pytest.mark.real
-def test_two_real_replicas_and_a_kill_train_the_same_weights_as_one(tmp_path, tiny_policy, loop):
+def test_two_real_replicas_and_a_kill_train_the_same_weights_as_one(
+    tmp_path, tiny_policy, other_policy, loop
+):
+    """With the loss that needs most: log-probs under the step's first weights and the run's."""
     streamed, alone = Store(tmp_path / "streamed"), Store(tmp_path / "alone")
     log = tmp_path / "replicas.log"
     replicas = [
@@ -122,12 +133,12 @@ def test_two_real_replicas_and_a_kill_train_the_same_weights_as_one(tmp_path, ti
 
         core.before = core_waits
         satellite.after = satellite_dies_in_the_second_update
-        records = train(streamed, [core, satellite])
+        records = train(streamed, [core, satellite], tiny_policy, other_policy)
         assert "release" in done and not satellite.client.alive
         assert [record.policy_version for record in records] == [START + 1, START + 2, START + 3]
-        assert all(record.grad_norm for record in records)
+        assert all(record.grad_norm and record.kl > 0 for record in records)
 
-        train(alone, [single])
+        train(alone, [single], tiny_policy, other_policy)
         expected = weights(single, tmp_path / "single")
         found = weights(core, tmp_path / "streamed-weights")
         change = np.linalg.norm(expected - start)
