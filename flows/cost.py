@@ -51,8 +51,10 @@ class Cost:
         dropped = "unknown" if self.dropped is None else str(self.dropped)
         flow = "" if self.flow_s is None else f", flow {self.flow_s:.0f}"
         return (
-            f"orchestration: {self.total_s:.0f} CPU s (server and worker "
-            f"{self.server_s:.0f}{flow}), {self.share:.1%} of {self.cores} cores in {self.wall_s:.0f} s; dropped events: {dropped}"
+            f"orchestration: {self.total_s:.0f} CPU s "
+            f"(server and worker {self.server_s:.0f}{flow}), "
+            f"{self.share:.1%} of {self.cores} cores in {self.wall_s:.0f} s; "
+            f"dropped events: {dropped}"
         )
 
 
