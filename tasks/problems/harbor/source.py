@@ -29,8 +29,6 @@ from tasks.problems.source import (
 )
 
 _REWARD_BYTES = 1 << 16
-_TOOL_MISSING = (126, 127)
-"""Exit codes of a shell that can't run a command."""
 
 
 class Harbor(ListedSource):
@@ -97,16 +95,16 @@ class Harbor(ListedSource):
         that breaks them would be left out instead.
 
         Raises:
-            EvaluatorError: a tool is missing, or the tests write no reward on an untouched
-                workspace either.
+            EvaluatorError: the tests write no reward on an untouched workspace either, as where a
+                tool of theirs is missing.
         """
         task = self._tasks[problem.problem_id]
         seconds = min(limits.seconds, task.config.verifier.timeout_sec)
         reward, ended = self._run(problem, workspace, seconds, enclosure)
         timed_out = ended.exit_code is None
         silent = reward is None and not timed_out
-        missing = ended.exit_code in _TOOL_MISSING
-        if silent and (missing or not self._works(problem, workspace, seconds, enclosure)):
+        # No exit code says whose fault it is: the agent's code can end the tests with any.
+        if silent and not self._works(problem, workspace, seconds, enclosure):
             raise EvaluatorError(
                 f"{task.tests / 'test.sh'}: ended with {ended.exit_code} and wrote no reward; its "
                 f"output ends: {ended.output[-1000:]}"

@@ -60,6 +60,17 @@ def test_code_that_breaks_the_tests_is_a_zero_and_not_left_out(
 
 
 @pytest.mark.real
+@pytest.mark.parametrize("code", [126, 127])
+def test_exit_codes_of_missing_tools_do_not_leave_out(tmp_path: Path, code: int) -> None:
+    """Tests that end with the agent's program may end with any code that it likes."""
+    script = "#!/bin/bash\nset -e\n[ ! -f prog.sh ] || bash prog.sh\necho 0 > " + REWARD + "\n"
+    harbor_task(tmp_path / "sum", **{"tests/test.sh": script})
+    found = source(tmp_path)
+    report = evaluated(found, found.load("sum"), {"prog.sh": f"exit {code}\n"})
+    assert (report.reward, report.passed) == (0.0, 0)
+
+
+@pytest.mark.real
 @pytest.mark.parametrize("script", ["exit 0\n", "no-such-tool-anywhere\n"])
 def test_tests_that_never_write_a_reward_are_our_failure(tmp_path: Path, script: str) -> None:
     harbor_task(tmp_path / "sum", **{"tests/test.sh": script})
