@@ -207,8 +207,8 @@ class RolloutConfig(Section):
     )
     group_limit_s: float | None = setting(
         None,
-        "Time limit of a whole group, wall time from its first start: what still runs then ends as "
-        "at its own limit. None leaves it to the executions' limits.",
+        "Time limit of a whole group, wall time from its first start, anew when a run is resumed: "
+        "what still runs then ends as at its own limit. None leaves it to the executions' limits.",
         unit="seconds",
         ge=0.5,
         le=2_592_000,

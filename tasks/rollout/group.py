@@ -86,14 +86,16 @@ def _start(run: Run, host: DaemonClient, spec: ExecutionSpec, stopped: Callable[
 
 
 class _GroupLimit:
-    """The time limit of these executions together, from now on."""
+    """The time limit of these executions together, from now on. A resumed run counts anew: time in
+    which nothing ran must not end what is left before its first call."""
 
     def __init__(self, run: Run, host: DaemonClient, specs: Sequence[ExecutionSpec]) -> None:
         limit_s = run.config.rollout.group_limit_s
         self._deadline = math.inf if limit_s is None else time.monotonic() + limit_s
         self._run = run
         self._host = host
-        self._names = [spec.execution_id for spec in specs]
+        self._names = [spec.execution_id for spec in reversed(specs)]
+        """Still to be ended when the time is over, the first one last."""
 
     @property
     def over(self) -> bool:
@@ -104,15 +106,14 @@ class _GroupLimit:
         """How long to wait before looking at the limit again."""
         return min(_POLL_S, max(self._deadline - time.monotonic(), 0.05))
 
-    def enforce(self) -> None:
-        """Where the time is over, end all that still run, once."""
-        if not self.over:
-            return
-        self._deadline = -math.inf
-        names, self._names = self._names, []
-        for name in names:
+    def enforce(self, stopped: Callable[[], bool]) -> None:
+        """Where the time is over, end all that still run, each once."""
+        while self.over and self._names:
+            name = self._names[-1]
             if find_result(self._run, name) is None:
-                self._host.call("POST", f"/executions/{name}/finish")
+                path = f"/executions/{name}/finish"
+                _patiently(partial(self._host.call, "POST", path), stopped)
+            self._names.pop()
 
 
 def _wait_for(
@@ -124,7 +125,7 @@ def _wait_for(
 ) -> None:
     path = f"/executions/{execution}"
     while find_result(run, execution) is None:
-        limit.enforce()
+        limit.enforce(stopped)
         wait_s = limit.poll_s if not limit.over else _POLL_S
         ask = partial(host.call, "GET", path, params={"wait_s": wait_s}, limit_s=wait_s + 20)
         if stopped():

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from cells.client import DaemonError
 from storage.records import ExecutionOutcome, ExecutionResult, ExecutionSpec, QueryPlan, Split
 from storage.run import Run
 from tasks.rollout.group import find_result, run_groups
@@ -96,6 +97,22 @@ def test_the_groups_limit_ends_what_runs_and_keeps_what_ended(tmp_path: Path) ->
     assert found == ["completed", "timed_out", "timed_out"]
     assert host.finished == [f"{QUERY.query_id}-e001", f"{QUERY.query_id}-e002"]
     assert len(host.starts) == len(ended) == 3
+
+
+def test_a_host_that_is_silent_for_a_moment_does_not_spoil_the_groups_limit(tmp_path: Path) -> None:
+    class Silent(ScriptedHost):
+        refusals = 2
+
+        def call(self, method: str, path: str, *rest: Any, **more: Any) -> dict[str, Any]:
+            if path.endswith("/finish") and self.refusals:
+                self.refusals -= 1
+                raise DaemonError("executions: no answer")
+            return super().call(method, path, *rest, **more)
+
+    run = make_run(tmp_path, "rollout.group_limit_s=0.5")
+    host = Silent(run, {0: [DONE], 1: [None], 2: [None]})
+    assert outcomes_of(run, host)[0] == ["completed", "timed_out", "timed_out"]
+    assert host.finished == [f"{QUERY.query_id}-e001", f"{QUERY.query_id}-e002"]
 
 
 def test_what_has_ended_is_not_started_again(tmp_path: Path) -> None:
