@@ -12,8 +12,9 @@ from playwright.sync_api import expect, sync_playwright
 
 from flows.plan import step_plan
 from storage.journal import read_journal
-from storage.records import UpdateMetrics, decode
+from storage.records import Excluded, UpdateMetrics, VerdictRecord, decode
 from storage.run import Run
+from tasks.problems.source import EvaluatorError
 from tasks.training.events import LedgerLine, Stepped
 from tests.flows import evaluators
 from tests.flows.orchestrated import Orchestrated
@@ -33,6 +34,8 @@ class Kept:
 
     rollouts: dict[str, str]
     verdicts: dict[str, str]
+    excluded: frozenset[str]
+    """Those of the verdicts that leave their execution out because the evaluator failed."""
     groups: dict[str, str]
     stepped: Counter[int]
 
@@ -40,12 +43,14 @@ class Kept:
     def of(cls, run: Run, step: int) -> Kept:
         keys = run.store.keys(f"{run.layout.prefix}/executions")
         own = [key for key in keys if f"/s{step:05d}-" in key]
+        verdicts = [key for key in own if "/verdicts/" in key]
         groups = run.store.keys(f"{run.layout.prefix}/groups")
         lines = read_journal(run.store, run.layout.ledger(step))
         events = [decode(line, LedgerLine).event for line in lines]
         return cls(
             rollouts=digests(run, [key for key in own if "/verdicts/" not in key]),
-            verdicts=digests(run, [key for key in own if "/verdicts/" in key]),
+            verdicts=digests(run, verdicts),
+            excluded=frozenset(key for key in verdicts if evaluator_failed(run, key)),
             groups=digests(run, [key for key in groups if f"/s{step:05d}-" in key]),
             stepped=Counter(event.update for event in events if isinstance(event, Stepped)),
         )
@@ -53,6 +58,11 @@ class Kept:
 
 def digests(run: Run, keys: list[str]) -> dict[str, str]:
     return {key: hashlib.sha256(run.store.read(key)).hexdigest() for key in keys}
+
+
+def evaluator_failed(run: Run, key: str) -> bool:
+    verdict = run.store.read_record(key, VerdictRecord).verdict
+    return isinstance(verdict, Excluded) and verdict.reason == EvaluatorError.reason
 
 
 def failing(first: int) -> str:
@@ -134,7 +144,8 @@ def history(orchestrated: Orchestrated) -> History:
 def test_a_step_stops_before_an_update_that_lacks_too_many(history: History) -> None:
     groups = step_plan(history.run, 0, 0).queries
     assert len(history.failed.groups) == len(groups) - 1
-    assert len(history.failed.verdicts) == EXECUTIONS - 1
+    assert len(history.failed.verdicts) == EXECUTIONS
+    assert len(history.failed.excluded) == 1
     assert sum(history.failed.stepped.values()) < history.run.config.training.updates_per_step
 
 
@@ -152,7 +163,10 @@ def test_only_what_failed_is_scored_again(history: History) -> None:
     assert retried - failed == 1 + EXECUTIONS  # the step that follows
     assert step - retried == 1
     assert history.failed.verdicts.items() <= history.repaired.verdicts.items()
-    assert len(history.repaired.verdicts) == EXECUTIONS
+    assert history.repaired.excluded == history.failed.excluded
+    added = history.repaired.verdicts.keys() - history.failed.verdicts.keys()
+    (left_out,) = history.failed.excluded
+    assert added == {left_out.replace("0000.json", "0001.json")}
     assert history.failed.groups.items() <= history.repaired.groups.items()
 
 
