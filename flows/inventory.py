@@ -21,7 +21,7 @@ from tasks.warm_start.policies import FirstPolicy
 
 SOMEBODY = "a flow or a command"
 
-_WORKSPACE = re.compile(r"^runs/[^/]+/executions/[^/]+/workspace\.tar\.zst$")
+_WORKSPACE = re.compile(r"^runs/[^/]+/workspaces/[^/]+/[^/]+\.tar\.zst$")
 _CHECKPOINT = re.compile(r"^runs/[^/]+/checkpoints/(\d+)/")
 _ASIDE = re.compile(r"^(?:.*/)?\.writing-[^/]+")
 _LOCKS = re.compile(r"^policies/[^/]+\.(?:lock|making)$")

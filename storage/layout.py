@@ -120,10 +120,6 @@ class RunLayout:
     def execution_result(self, execution: str) -> str:
         return f"{self.execution(execution)}/result.json"
 
-    def workspace(self, execution: str) -> str:
-        """A frozen workspace of an execution's own; records of earlier versions name it."""
-        return f"{self.execution(execution)}/workspace.tar.zst"
-
     def frozen_workspace(self, digest: str) -> str:
         """A frozen workspace by its content: equal ones lie once."""
         return f"{self.prefix}/workspaces/{digest[:2]}/{digest}.tar.zst"

@@ -50,7 +50,7 @@ def steps_of(run: Run) -> list[int]:
 def preserved(
     run: Run, step: int | None = None, state: VerdictState | None = None, reason: str | None = None
 ) -> Iterator[Preserved]:
-    """Executions of training steps whose workspace can be evaluated again.
+    """Executions of training steps whose workspace can be evaluated again: it is still there.
 
     Args:
         step: only of this one.
@@ -64,6 +64,8 @@ def preserved(
                 name = execution_id(query.query_id, member)
                 result = find_result(run, name)
                 if result is None or result.outcome is ExecutionOutcome.HOST_FAILED:
+                    continue
+                if not result.workspace_key or not run.store.exists(result.workspace_key):
                     continue
                 record = newest_verdict(run.store, run.layout, name)
                 if _matches(record, state, reason):

@@ -48,7 +48,7 @@ def finished(root: Path, days: float, first_policy: str = "policies/used") -> Ru
     run = make_run(root)
     store, layout = run.store, run.layout
     remember_policy(run, first_policy)
-    store.write(layout.workspace("s00000-q0000-e000"), b"w" * 10_000)
+    store.write(layout.frozen_workspace("ab12"), b"w" * 10_000)
     for version in (4, 8):
         key = layout.checkpoint(version)
         store.write(f"{key}/state/state.safetensors", b"c" * 20_000)
@@ -98,10 +98,10 @@ def test_a_quota_takes_workspaces_and_old_checkpoints_first(tmp_path: Path) -> N
     used = policy(run.store, tmp_path, "used")
     age(root / "policies", 9)
     assert collect(root, "--keep", "1", "--max-gb", "1").exit_code == 0
-    assert run.store.exists(run.layout.workspace("s00000-q0000-e000"))
+    assert run.store.exists(run.layout.frozen_workspace("ab12"))
     result = collect(root, "--keep", "1", "--max-gb", "0.00007")
     assert result.exit_code == 0, result.output
-    assert not run.store.exists(run.layout.workspace("s00000-q0000-e000"))
+    assert not run.store.exists(run.layout.frozen_workspace("ab12"))
     assert run.store.children(f"{run.layout.prefix}/checkpoints") == ["00000008"]
     assert has_policy(run.store, unused)
     result = collect(root, "--keep", "1", "--max-gb", "0")

@@ -37,7 +37,7 @@ def make_run(tmp_path: Path) -> MakeRun:
         folder.mkdir()
         for name, text in (files or {}).items():
             (folder / name).write_text(text)
-        key = run.layout.workspace(EXECUTION)
+        key = run.layout.frozen_workspace(EXECUTION)
         run.store.write(key, freeze(folder, 1 << 20).data)
         result = ExecutionResult(
             execution_id=EXECUTION,
@@ -153,14 +153,14 @@ def test_verdicts_are_numbered_and_kept(make_run: MakeRun, solved: tuple[str, st
 
 def test_a_damaged_workspace_is_our_fault(make_run: MakeRun, solved: tuple[str, str, str]) -> None:
     run = make_run()
-    run.store.write(run.layout.workspace(EXECUTION), b"damaged")
+    run.store.write(run.layout.frozen_workspace(EXECUTION), b"damaged")
     with pytest.raises(EvaluatorError, match="not a snapshot"):
         run_score(run, solved[0])
-    run.store.delete(run.layout.workspace(EXECUTION))
+    run.store.delete(run.layout.frozen_workspace(EXECUTION))
     with pytest.raises(EvaluatorError, match="no such object"):
         run_score(run, solved[0])
     with pytest.raises(EvaluatorError, match="specrepo id"):
-        run.store.write(run.layout.workspace(EXECUTION), freeze(Path(run.store.url), 1).data)
+        run.store.write(run.layout.frozen_workspace(EXECUTION), freeze(Path(run.store.url), 1).data)
         run_score(run, "no such problem")
     assert newest_verdict(run.store, run.layout, EXECUTION) is None
 

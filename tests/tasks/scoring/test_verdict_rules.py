@@ -85,7 +85,7 @@ def leave(run: Run, text: str | None, member: int = 0, outcome: str = "completed
     folder.mkdir(exist_ok=True)
     if text is not None:
         (folder / "answer.py").write_text(text)
-    key = run.layout.workspace(name)
+    key = run.layout.frozen_workspace(name)
     run.store.write(key, freeze(folder, 1 << 20).data)
     result = ExecutionResult(
         execution_id=name,
@@ -346,7 +346,7 @@ def test_a_reward_stands_when_its_rescoring_fails(tmp_path: Path) -> None:
     name = leave(run, RIGHT)
     first = verdict_of(run, name)
     (one,) = preserved(run)
-    run.store.delete(run.layout.workspace(name))
+    run.store.delete(run.layout.frozen_workspace(name))
     with pytest.raises(EvaluatorError):
         rescore(run, one, 0, last=True)
     record = newest_verdict(run.store, run.layout, name)
