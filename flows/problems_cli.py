@@ -10,12 +10,13 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from flows.console import RootOption, opened
+from flows.console import RootOption, failure, opened
 from flows.start import terminal
 from storage.layout import execution_id
 from storage.records import StepPlan, VerdictRecord
 from storage.run import Run
 from tasks.problems.difficulty import difficulty
+from tasks.rollout.group import find_result
 from tasks.scoring.rescoring import steps_of
 from tasks.scoring.verdicts import newest_verdict
 
@@ -45,6 +46,8 @@ def problems(
 
       gyre problems quickstart-20260101-120000 --min 0.1 --max 0.9 --json
     """
+    if least > most:
+        raise failure(f"--min {least:g} is above --max {most:g}", "No pass rate is like that")
     rows = [
         row
         for row in difficulty(_verdicts(opened(run, root)))
@@ -64,9 +67,12 @@ def problems(
 
 
 def _verdicts(run: Run) -> Iterator[tuple[str, VerdictRecord | None]]:
+    """Problem and newest verdict of each execution that has ended."""
     for step in steps_of(run):
         plan = run.store.read_record(run.layout.step_plan(step), StepPlan)
         for query in plan.queries:
             for member in range(query.group_size):
                 name = execution_id(query.query_id, member)
-                yield query.problem_id, newest_verdict(run.store, run.layout, name)
+                verdict = newest_verdict(run.store, run.layout, name)
+                if verdict is not None or find_result(run, name) is not None:
+                    yield query.problem_id, verdict
