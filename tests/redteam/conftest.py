@@ -62,7 +62,12 @@ class Attacked:
 
 class Attack(Protocol):
     async def __call__(
-        self, program: str, harness: Harness | None = None, **rollout: object
+        self,
+        program: str,
+        harness: Harness | None = None,
+        *,
+        tool_timeout_s: float = 10,
+        **rollout: object,
     ) -> Attacked: ...
 
 
@@ -85,11 +90,18 @@ async def attack(tmp_path: Path, gateway: StubGateway) -> AsyncIterator[Attack]:
     """Runs a Python program with the agent's shell tool, in an execution under bubblewrap."""
     made: list[Surroundings] = []
 
-    async def carry(program: str, harness: Harness | None = None, **rollout: object) -> Attacked:
-        settings = {"sandbox": "bubblewrap", "kill_after_s": 0.2, "retries": 0, **rollout}
-        run = create_run(
-            str(tmp_path / "store"), "r", RunConfig.model_validate({"rollout": settings})
-        )
+    async def carry(
+        program: str,
+        harness: Harness | None = None,
+        *,
+        tool_timeout_s: float = 10,
+        **rollout: object,
+    ) -> Attacked:
+        settings = {
+            "rollout": {"sandbox": "bubblewrap", "kill_after_s": 0.2, "retries": 0, **rollout},
+            "harness": {"tool_timeout_s": tool_timeout_s},
+        }
+        run = create_run(str(tmp_path / "store"), "r", RunConfig.model_validate(settings))
         gateway.register(run.store, run.layout)
         source = SpecRepo(run.config.problems)
         problem = source.ids(Split.TRAIN, 1, 1)[0]
