@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from cells.gateway.plain import PlainRenderer
 from cells.gateway.tokens import LightTokenizer
 
 log = logging.getLogger(__name__)
+
+_NEXT = "\ue0c1\ue0c2"
+"""Stands for whatever comes next: characters that nobody says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,7 @@ class Codec:
         """Ids of tokens that are no piece of text."""
         self.marks_show = self._marks_show()
         """Whether only marks change what text belongs to: between two of them, it only grows."""
-        self._letter = self.encode("x")
+        self._next = self.encode(_NEXT)
         self.tools_matter = self._probe_tools()
         """Whether the schemas of the tools are part of a prompt."""
 
@@ -72,11 +76,14 @@ class Codec:
     ) -> list[int] | None:
         """Prompt ids that extend what was sampled by new messages; None when the renderer can't."""
         try:
-            bridged = self._renderer.bridge_to_next_turn(prompt, output, new, tools=tools or None)
+            with self._standing_in() as expand:
+                bridged = self._renderer.bridge_to_next_turn(
+                    prompt, output, new, tools=tools or None
+                )
+                return None if bridged is None else expand(bridged.token_ids)
         except Exception as error:  # noqa: BLE001  (as above; the call forks instead)
             log.warning("bridge failed: %r", error)
             return None
-        return None if bridged is None else list(bridged.token_ids)
 
     def refusal(self, new: list[Message]) -> str:
         """Why ``bridge`` gave none for these messages, for people."""
@@ -121,15 +128,18 @@ class Codec:
         """The text of ids, special tokens included."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
-    def open_field(
-        self, output: list[int], parsed: Parsed, prompt: list[int], tools: list[Tool]
-    ) -> str | None:
-        """Where text goes that is sampled after ``output``, which reads as ``parsed``: ``content``,
-        ``reasoning_content`` or nowhere, as inside a tool call."""
-        after = self.parse([*output, *self._letter], prompt, tools, final=False)
-        if after.content != parsed.content:
-            return "content" if after.content.endswith("x") else None
-        return "reasoning_content" if after.reasoning != parsed.reasoning else None
+    def read_open(
+        self, output: list[int], prompt: list[int], tools: list[Tool]
+    ) -> tuple[Parsed, str | None]:
+        """What an output says that is not at its end, and where text goes that follows it:
+        ``content``, ``reasoning_content`` or nowhere, as inside a tool call."""
+        parsed = self.parse([*output, *self._next], prompt, tools, final=False)
+        if parsed.content.endswith(_NEXT):
+            return replace(parsed, content=parsed.content.removesuffix(_NEXT)), "content"
+        if (parsed.reasoning or "").endswith(_NEXT):
+            reasoning = (parsed.reasoning or "").removesuffix(_NEXT)
+            return replace(parsed, reasoning=reasoning), "reasoning_content"
+        return parsed, None
 
     def cut(self, output: list[int], prompt: list[int], text: str) -> int | None:
         """How many of the output's ids say exactly this content, its edges left out; None when it
@@ -153,6 +163,14 @@ class Codec:
         if isinstance(self._renderer, PlainRenderer):
             return False
         return self._tokenizer.convert_tokens_to_ids("<think>") in self.marks
+
+    @contextmanager
+    def _standing_in(self) -> Iterator[Callable[[list[int]], list[int]]]:
+        if not isinstance(self._tokenizer, LightTokenizer):
+            yield list
+            return
+        with self._tokenizer.standing_in():
+            yield self._tokenizer.expand
 
     def _probe_tools(self) -> bool:
         tool = {
@@ -196,6 +214,7 @@ def name_results(messages: list[Message], before: Sequence[Message] = ()) -> lis
         call["id"]: call["function"]["name"]
         for message in (*before, *messages)
         for call in message.get("tool_calls", ())
+        if "id" in call
     }
     return [
         {**message, "name": names[message["tool_call_id"]]}

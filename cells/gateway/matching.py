@@ -357,7 +357,8 @@ def _unmatched(branches: Branches, messages: list[Message], agent: str) -> tuple
 
 
 def _begins(messages: list[Message], history: list[Message]) -> bool:
-    if messages[: len(history)] == history:
-        return True  # as this client spelled it before
+    last = len(history) - 1
+    if last >= 0 and messages[:last] == history[:last]:  # as this client spelled it before
+        return same(messages[last], history[last])
     # From the end: that is where histories differ, so a wrong candidate is dropped at once.
     return all(same(messages[index], history[index]) for index in range(len(history) - 1, -1, -1))

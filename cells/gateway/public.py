@@ -7,6 +7,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable
 
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -33,6 +34,22 @@ EVENTS = "text/event-stream"
 CHAT, RESPONSES, MESSAGES = ChatDialect(), ResponsesDialect(), MessagesDialect()
 
 Handler = Callable[[Request, Session], Awaitable[Response]]
+
+
+class Anything(Convertor[str]):
+    """The rest of a path, whatever is in it; Starlette's own ``path`` stops at the end of a line, and
+    its answer to the rest is in nobody's dialect."""
+
+    regex = r"[\s\S]*"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("anything", Anything())
 
 
 class PublicRoutes:
@@ -71,10 +88,10 @@ class PublicRoutes:
             self._route(messages, "POST", MESSAGES, self._call(MESSAGES)),
             self._route(f"{messages}/count_tokens", "POST", MESSAGES, self._count(MESSAGES)),
             self._route(f"{base}/v1/models", "GET", None, _list_models),
-            self._route(f"{base}/v1/models/{{model:path}}", "GET", None, _show_model),
+            self._route(f"{base}/v1/models/{{model:anything}}", "GET", None, _show_model),
             Route(f"{base}/api/hello", _hello, methods=["GET"]),
             Route("/openapi.json", openapi.serve, methods=["GET"]),
-            Route(f"{base}{{rest:path}}", self._nothing, methods=_METHODS),
+            Route(f"{base}{{rest:anything}}", self._nothing, methods=_METHODS),
         ]
 
     def _route(self, path: str, method: str, dialect: Dialect | None, handler: Handler) -> Route:
@@ -98,7 +115,7 @@ class PublicRoutes:
 
     def _call(self, dialect: Dialect) -> Handler:
         async def call(request: Request, session: Session) -> Response:
-            chat = dialect.read(await self._body(request))
+            chat = dialect.read(await self._body(request), session.seen)
             # Once more: the execution may have been closed while its body came in.
             session = self._session(request)
             try:
@@ -114,7 +131,7 @@ class PublicRoutes:
 
     def _count(self, dialect: Dialect) -> Handler:
         async def count(request: Request, session: Session) -> Response:
-            chat = dialect.read(await self._body(request))
+            chat = dialect.read(await self._body(request), session.seen)
             tokens = self._intake.count(self._session(request), chat, request.headers)
             return models.counted(dialect.name, tokens)
 

@@ -24,6 +24,7 @@ from cells.gateway.recording import (
 )
 from cells.gateway.resends import Resends
 from cells.gateway.routing import Places
+from cells.gateway.seen import Seen
 from storage.layout import RunLayout
 from storage.objects import Store
 from storage.records import Call
@@ -82,6 +83,7 @@ class Session:
         self.running: dict[Abandonable, asyncio.Task[object]] = {}
         self.closing = False
         self.resends = Resends()
+        self.seen = Seen()
         self._arrived = max((call.index + 1 for call in calls), default=0)
         self._tools: tuple[list[Tool], str] = [], ""
         self._unsettled = unsettled(recorded)

@@ -95,10 +95,9 @@ class TextStream:
             return  # marks upon marks are read when their number has grown, the end by ``finish``
         self._due = start + start // 16
         before = self._ids[:start]
-        parsed = self._codec.parse(before, self._prompt, self._tools, final=False)
+        parsed, self._open = self._codec.read_open(before, self._prompt, self._tools)
         self._advance(THINKING, (parsed.reasoning or "").strip())
         self._advance(CONTENT, self._settled(parsed.content.strip()))
-        self._open = self._codec.open_field(before, parsed, self._prompt, self._tools)
         self._read = start
         self._held = dict.fromkeys(FIELDS, "")
         self._grow()

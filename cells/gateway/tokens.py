@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -15,18 +17,26 @@ class LightTokenizer:
     transformers makes a batch of one for each text, and renderers ask it for offsets, twice, which
     tell them what is content: that is for training samples, which the gateway has from records. So
     this one can't be called; everything else is the original's.
+
+    Renderers also carry each id through lists of masks. ``standing_in`` spares them: a longer text
+    is given to them as one negative id, and ``expand`` puts its ids there, of the same text in one
+    piece.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
         self._cleans = bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
+        self._texts: list[str] | None = None
         self.unk_token_id = tokenizer.unk_token_id
         self._short = lru_cache(maxsize=1024)(self._ids)
         self.convert_tokens_to_ids = lru_cache(maxsize=1024)(tokenizer.convert_tokens_to_ids)
 
     def encode(self, text: str, *, add_special_tokens: bool = True, **_: Any) -> list[int]:
         """Ids of a text; special tokens in it are recognised."""
+        if self._texts is not None and len(text) > SHORT:
+            self._texts.append(text)
+            return [-len(self._texts)]
         ids = self._short if len(text) <= SHORT else self._ids
         return list(ids(text, add_special_tokens))
 
@@ -37,10 +47,34 @@ class LightTokenizer:
                 self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, **options)
             )
         numbers = [ids] if isinstance(ids, int) else ids
+        if self._texts is not None:
+            numbers = self.expand(numbers)
         return str(self._backend.decode(numbers, skip_special_tokens=skip_special_tokens))
 
+    @contextmanager
+    def standing_in(self) -> Iterator[None]:
+        """Give one negative id for each longer text that is encoded in here."""
+        self._texts = []
+        try:
+            yield
+        finally:
+            self._texts = None
+
+    def expand(self, ids: list[int]) -> list[int]:
+        """Ids with those of the texts in the places that are kept for them; to be asked for before
+        ``standing_in`` ends."""
+        texts = self._texts or []
+        places = [place for place, one in enumerate(ids) if one < 0]
+        whole: list[int] = []
+        start = 0
+        for place in places:
+            whole += ids[start:place]
+            whole += self._ids(texts[-ids[place] - 1], False)
+            start = place + 1
+        return whole + ids[start:] if places else list(ids)
+
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
-        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
 

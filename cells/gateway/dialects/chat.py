@@ -22,6 +22,7 @@ from cells.gateway.forms import (
     Usage,
     settle,
 )
+from cells.gateway.seen import Seen
 
 DONE = b"data: [DONE]\n\n"
 _ROLES = {"system": "system", "developer": "system", "user": "user", "tool": "tool"}
@@ -33,7 +34,7 @@ class ChatDialect(Dialect):
 
     name = "chat"
 
-    def read(self, body: bytes) -> ChatRequest:
+    def read(self, body: bytes, seen: Seen | None = None) -> ChatRequest:
         data = fields.load(body)
         messages = fields.some(data, "messages")
         if data.get("n") not in (None, 1):
@@ -44,7 +45,7 @@ class ChatDialect(Dialect):
         choice = read_choice(data.get("tool_choice"), "function")
         return ChatRequest(
             model=fields.model(data),
-            messages=settle([_message(item, index) for index, item in enumerate(messages)]),
+            messages=settle((seen or Seen()).read(messages, lambda *item: [_message(*item)])),
             tools=[] if choice is None else tools,
             sampling=_sampling(data),
             stream=stream,

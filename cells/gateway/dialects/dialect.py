@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import orjson
 
 from cells.gateway.forms import ChatRequest, RefusedError, Reply
+from cells.gateway.seen import Seen
 
 ARGUMENTS_PIECE = 2048
 """Characters of a tool's arguments in one event."""
@@ -66,8 +67,11 @@ class Dialect(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def read(self, body: bytes) -> ChatRequest:
+    def read(self, body: bytes, seen: Seen | None = None) -> ChatRequest:
         """A request in the internal form. Unknown fields and any model name are accepted.
+
+        Args:
+            seen: histories of the same execution.
 
         Raises:
             RefusedError: 400, naming the field at fault.

@@ -23,6 +23,7 @@ from cells.gateway.forms import (
     Usage,
     settle,
 )
+from cells.gateway.seen import Seen
 
 BILLING = "x-anthropic-billing-header:"
 """How the block of a system prompt begins that Claude Code changes in mid-session. It tells a
@@ -54,14 +55,14 @@ class MessagesDialect(Dialect):
 
     name = "messages"
 
-    def read(self, body: bytes) -> ChatRequest:
+    def read(self, body: bytes, seen: Seen | None = None) -> ChatRequest:
         data = fields.load(body)
         messages: list[Message] = []
         system = _system(data.get("system"))
         if system:
             messages.append({"role": "system", "content": system})
-        for index, item in enumerate(fields.some(data, "messages")):
-            messages += _turn(item, f"messages.{index}")
+        items = fields.some(data, "messages")
+        messages += (seen or Seen()).read(items, lambda one, at: _turn(one, f"messages.{at}"))
         if not messages:
             raise bad("a message with content is needed", "messages")
         tools, hosted = _tools(data)

@@ -23,6 +23,7 @@ from cells.gateway.forms import (
     ToolChoice,
     settle,
 )
+from cells.gateway.seen import Seen
 
 _ELSEWHERE = {
     "previous_response_id": "responses are not kept for this; send the whole input",
@@ -37,7 +38,7 @@ class ResponsesDialect(Dialect):
 
     name = "responses"
 
-    def read(self, body: bytes) -> ChatRequest:
+    def read(self, body: bytes, seen: Seen | None = None) -> ChatRequest:
         data = fields.load(body)
         for name, why in _ELSEWHERE.items():
             if data.get(name) is not None:

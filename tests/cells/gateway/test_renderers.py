@@ -19,13 +19,14 @@ from cells.gateway.forms import ChatRequest, Sampling
 from cells.gateway.matching import Branches, Fork, Node, Plan, plan_call
 from cells.gateway.streaming import TextStream
 
-MARKS = tuple(
+WORDS = (
     "<|endoftext|> <|im_start|> <|im_end|> <tool_call> </tool_call> <tool_response> "
     "</tool_response> <think> </think> <|vision_start|> <|vision_end|> <|image_pad|> "
     "<|video_pad|> [gMASK] <sop> <|system|> <|user|> <|assistant|> <|observation|> <arg_key> "
     "</arg_key> <arg_value> </arg_value> <|start|> <|end|> <|return|> <|call|> <|channel|> "
-    "<|message|> <|constrain|>".split()  # noqa: SIM905  (a line for each would be thirty)
+    "<|message|> <|constrain|>"
 )
+MARKS = tuple(WORDS.split())
 CHATML = """{% for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>
 {"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}
@@ -250,6 +251,35 @@ def test_the_newest_part_of_a_prompt_bridges_as_the_whole(family, texts) -> None
     whole = node.ids().tolist()
     cut = len(whole) - len(node.output_ids)
     assert talk.codec.bridge(whole[:cut], whole[cut:], named, TOOLS) == whole + plan.new_ids
+
+
+class Heavy:
+    """The tokenizer of transformers, which the codec takes as it is."""
+
+    def __init__(self, inner: PreTrainedTokenizerFast) -> None:
+        self._inner = inner
+
+    def __call__(self, *args: Any, **more: Any) -> Any:
+        return self._inner(*args, **more)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "backend_tokenizer":
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize("family", [one for one in FAMILIES if one != "gpt-oss"])
+@settings(max_examples=30, deadline=None)
+@given(text=st.text(max_size=200) | st.lists(st.sampled_from([*MARKS, "word ", "\n"])).map("".join))
+def test_the_light_tokenizer_changes_no_id(family, text) -> None:
+    light, heavy = codec(family), Codec(Heavy(tokenizer()), family)
+    messages = [{"role": "system", "content": text}, {"role": "user", "content": text * 2}]
+    prompt = heavy.render(messages, TOOLS)
+    assert light.render(messages, TOOLS) == prompt
+    output = sampled(SAYS[family][0])
+    new = [result(text), result(text[:40])]
+    assert light.bridge(prompt, output, new, TOOLS) == heavy.bridge(prompt, output, new, TOOLS)
+    assert light.parse(output, prompt, TOOLS) == heavy.parse(output, prompt, TOOLS)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
