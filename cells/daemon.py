@@ -156,10 +156,12 @@ class Daemon:
                 await self._until_stop(serving)
             finally:
                 self._stop.set()  # from here on nobody may adopt it
-                await self._close()
-                server.should_exit = True
-                await serving
-                await asyncio.to_thread(self._forget, store, key)
+                try:
+                    await self._close()
+                finally:
+                    server.should_exit = True
+                    await serving
+                    await asyncio.to_thread(self._forget, store, key)
 
     def _forget(self, store: Store, key: str) -> None:
         """Delete the registration, unless a successor has put its own there."""

@@ -228,8 +228,10 @@ class Sessions:
         """Stop everything that runs; executions stay open in storage, for the next gateway."""
         self._stopping = True
         await asyncio.gather(*(_stop(session, _stopping()) for session in self.open.values()))
-        for session in self.open.values():
-            await asyncio.to_thread(session.log.close)
+        for execution_id in list(self.open):  # some may end meanwhile, as their host stops too
+            async with self._lock(execution_id):
+                if session := self.open.get(execution_id):
+                    await asyncio.to_thread(session.log.close)
 
     def _lock(self, execution_id: str) -> asyncio.Lock:
         lock = self._locks.get(execution_id)

@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import httpx
 import pytest
 
 from cells.daemon import Registration
+from cells.gateway.routing import Places
+from cells.gateway.sessions import Sessions
 from cells.process import end_group, spawn
 from configs.load import dump_config
 from configs.run import RunConfig
@@ -154,3 +157,13 @@ async def test_a_killed_process_is_followed_by_another(
     finally:
         await second.http.aclose()
         end_group(process.pid, grace_s=1)
+
+
+async def test_executions_end_while_a_gateway_stops(tmp_path: Path) -> None:
+    sessions = Sessions(Store(str(tmp_path)), RunLayout("run"), Places())
+    names = [f"e{number}" for number in range(8)]
+    for name in names:
+        await sessions.start(name, 1.0, 0)
+    await asyncio.gather(sessions.close(), *(sessions.end(name) for name in names))
+    assert sessions.open == {}
+    assert sessions.closed.keys() == set(names)
