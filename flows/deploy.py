@@ -20,6 +20,9 @@ _FLOWS: dict[str, Flow[Any, Any]] = {
     "evaluate": evaluate,
     "rescore": rescore_run,
 }
+_ENVIRONMENT = {"PYTHONSAFEPATH": "1"}
+"""When a run was cancelled or killed, its worker starts a script of Prefect's that loads the flow.
+The script's folder has a `storage.py`, which would hide our package."""
 
 
 def deploy(work_pool: str, root: str) -> dict[str, UUID]:
@@ -40,6 +43,7 @@ def deploy(work_pool: str, root: str) -> dict[str, UUID]:
             parameters={"root": root},
             # By module, so that a worker needs the installed package and no folder.
             entrypoint_type=EntrypointType.MODULE_PATH,
+            job_variables={"env": _ENVIRONMENT},
         )
         ids[name] = cast(UUID, deployment.apply())  # a coroutine only inside an event loop
     return ids

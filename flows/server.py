@@ -193,12 +193,6 @@ def _start_worker(config: PrefectConfig, home: Path) -> subprocess.Popen[bytes]:
     as online, and a run that waited for it would wait for ever."""
     argv = [sys.executable, "-m", "prefect", "worker", "start", "--type", "process"]
     argv += ["--pool", config.work_pool, "--name", f"{socket.gethostname()}-{os.getpid()}"]
-    env = {
-        **os.environ,
-        # The flow run is a child of the worker; it needs this environment's programs first.
-        "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
-        # The worker ends a cancelled or killed flow run with a script of Prefect's that loads the
-        # flow. The script's folder has a `storage.py`, which would hide our package.
-        "PYTHONSAFEPATH": "1",
-    }
+    # The flow run is a child of the worker; it needs this environment's programs first.
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"}
     return spawn(argv, env=env, log=home / "worker.log")
