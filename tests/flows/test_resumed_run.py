@@ -11,8 +11,9 @@ import pytest
 from flows.history import updates_of
 from flows.plan import step_plan
 from storage.layout import execution_id
-from storage.records import ExecutionResult
+from storage.records import ExecutionResult, Scored
 from storage.run import Run, open_run
+from tasks.scoring.verdicts import newest_verdict
 from tasks.warm_start.build import policy_key
 from tests.flows.conftest import (
     FinishedRun,
@@ -103,5 +104,6 @@ def test_every_execution_has_one_verdict_and_every_update_one_line(
     assert [(line.step, line.update) for line in updates] == [(0, 0), (0, 1)]
     assert sum(line.valid + line.excluded for line in updates) == len(names)
     # An evaluator that failed for good is an exclusion, never a reward of zero.
-    unscored = [name for name in names if not run.store.children(run.layout.verdicts(name))]
-    assert sum(line.excluded for line in updates) == len(unscored)
+    verdicts = [newest_verdict(run.store, run.layout, name) for name in names]
+    scored = [found for found in verdicts if found and isinstance(found.verdict, Scored)]
+    assert sum(line.excluded for line in updates) == len(names) - len(scored)
