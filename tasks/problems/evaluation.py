@@ -27,7 +27,7 @@ class EvaluationLimits:
 
 @dataclass(frozen=True)
 class Mounted:
-    """A folder that tests need to see at some path, beside the workspace."""
+    """A file or folder that tests need to see at some path, beside the workspace."""
 
     source: Path
     target: str

@@ -66,10 +66,11 @@ class PytestReport:
 
     @property
     def mounts(self) -> tuple[Mounted, ...]:
-        """What a sandbox has to show, at the machine's paths."""
+        """What a sandbox has to show, at the machine's paths. What can be written is the one file,
+        whose size can be limited."""
         return (
             Mounted(self._plugin, str(self._plugin)),
-            Mounted(self._report, str(self._report), writable=True),
+            Mounted(self.file, str(self.file), writable=True),
         )
 
     def environment(self, import_from: str = "") -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import tempfile
 import time
@@ -40,7 +41,8 @@ from tasks.scoring.verdicts import add_verdict, newest_verdict
 
 _LOG_CHARS = 4000
 _TESTS_MB = 256
-"""Memory of an evaluation beside that of the agent's code: its test runner, and temporary files."""
+"""Memory of an evaluation beside that of the agent's code and its workspace: the test runner, and
+temporary files."""
 _REASONS: dict[type[Exception], str] = {
     StorageError: "storage",
     RecordError: "storage",
@@ -148,10 +150,13 @@ def _evaluated(store: Store, config: RunConfig, result: ExecutionResult, problem
 
 
 def _bounds(config: RunConfig) -> Limits:
+    """None is below what a process of the tests sets for itself, which would be refused."""
     return Limits(
-        memory_mb=config.scoring.memory_mb + _TESTS_MB,
+        memory_mb=config.scoring.memory_mb
+        + _TESTS_MB
+        + math.ceil(config.rollout.workspace_limit_mb),
         file_mb=config.scoring.memory_mb,
-        cpu_s=math.ceil(config.scoring.limit_s) + 1,
+        cpu_s=(math.ceil(config.scoring.limit_s) + 1) * (os.cpu_count() or 1),
         processes=config.rollout.processes,
     )
 

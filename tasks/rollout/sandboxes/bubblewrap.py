@@ -24,6 +24,8 @@ from tasks.rollout.sandboxes.sandbox import (
 
 TEMPORARY_MB = 64
 _START_LIMIT_S = 20
+_ORIGINAL = "/run/workspace"
+"""Where a workspace is seen that commands have a copy of."""
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32")
 _SETTINGS = ("/etc/alternatives", "/etc/ld.so.cache")
 _OWN_SETTINGS = Path(__file__).with_name("etc")
@@ -51,9 +53,17 @@ class Bubblewrap:
 
     def prefix(self, room: Room, group: ControlGroup | None = None) -> list[str]:
         argv = _arguments(self._program, room, group)
-        argv += ["--bind", str(room.workspace), room.inside, *_end_of_mounts(room)]
+        copying: list[str] = []
+        if room.copy_mb:
+            argv += ["--ro-bind", str(room.workspace), _ORIGINAL]
+            argv += ["--size", str(room.copy_mb << 20), "--tmpfs", room.inside]
+            # What can't be read is not copied; it could not be read in its place either.
+            copying = ["/bin/sh", "-c", f'cp -a {_ORIGINAL}/. . 2>/dev/null; exec "$@"', "sh"]
+        else:
+            argv += ["--bind", str(room.workspace), room.inside]
+        argv += [*_end_of_mounts(room), "--"]
         # Inside, so that the count of processes is the sandbox's own and not the user's.
-        return [*argv, "--", *limit_command(process_limits(room.limits, group))]
+        return [*argv, *limit_command(process_limits(room.limits, group)), *copying]
 
     def environment(self, room: Room) -> dict[str, str]:
         return {

@@ -49,6 +49,8 @@ class Room:
         limits: of everything inside; None when the command limits itself.
         inside: absolute path at which the workspace is seen, and where the command starts.
         mounts: further files and folders at other paths. Only for sandboxes that isolate.
+        copy_mb: where it is not 0, a command behind ``prefix`` works on a copy of the workspace in
+            memory of this size, gone with the command. Bubblewrap only.
     """
 
     folder: Path
@@ -57,6 +59,7 @@ class Room:
     limits: Limits | None = None
     inside: str = INSIDE
     mounts: tuple[Mount, ...] = ()
+    copy_mb: int = 0
 
     @property
     def workspace(self) -> Path:

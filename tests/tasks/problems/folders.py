@@ -81,7 +81,7 @@ def harbor_task(folder: Path, **changed: str) -> Path:
 def evaluation_room() -> Iterator[RoomEnclosure]:
     """A real sandbox with a folder of its own."""
     folder = Path(tempfile.mkdtemp()).resolve()
-    bounds = Limits(memory_mb=LIMITS.memory_mb, file_mb=256, cpu_s=int(LIMITS.seconds))
+    bounds = Limits(memory_mb=LIMITS.memory_mb, file_mb=256, cpu_s=int(LIMITS.seconds) + 1)
     try:
         sandbox = make_sandbox(SandboxKind.BUBBLEWRAP)
         with closing(RoomEnclosure(sandbox, folder, bounds)) as enclosure:

@@ -9,8 +9,13 @@ import pytest
 from configs.problems import ProblemsConfig
 from storage.records import Split
 from tasks.problems.nl2repo.source import NL2Repo
-from tasks.problems.source import EvaluationLimits, EvaluatorError, ProblemSourceError
-from tests.tasks.problems.folders import evaluated, nl2repo_task
+from tasks.problems.source import (
+    EvaluationLimits,
+    EvaluatorError,
+    ProblemSourceError,
+    furnish,
+)
+from tests.tasks.problems.folders import LIMITS, evaluated, evaluation_room, nl2repo_task
 
 RIGHT = "def add(a, b): return a + b\ndef sub(a, b): return a - b\ndef mul(a, b): return a * b\n"
 
@@ -67,6 +72,36 @@ def test_planted_files_change_nothing(tmp_path: Path) -> None:
     report = evaluated(found, found.load("calc"), wrong)
     assert (report.passed, report.total) == (2, 4), report.log
     assert "pytest.ini" in report.log and "conftest.py" in report.log
+
+
+FILLS_THE_DISK = """
+def full(folder):
+    try:
+        for number in range(40):
+            with open(f"{folder}/fill-{number}", "wb") as file:
+                file.write(bytes(1 << 24))
+    except OSError:
+        return True
+    return False
+if all([full("."), full("/workspace/tests"), full("/tmp")]):
+    def add(a, b): return a + b
+    def sub(a, b): return a - b
+    def mul(a, b): return a * b
+"""
+
+
+@pytest.mark.real
+def test_the_disk_can_not_be_filled_by_an_evaluation(tmp_path: Path) -> None:
+    """The functions are there only when every folder was full soon."""
+    nl2repo_task(tmp_path / "calc")
+    found = source(tmp_path)
+    with evaluation_room() as room:
+        workspace = room.room.workspace
+        furnish(found.load("calc"), workspace)
+        (workspace / "calc.py").write_text(FILLS_THE_DISK)
+        report = found.evaluate(found.load("calc"), workspace, LIMITS, room)
+        assert (report.passed, report.total) == (4, 4), report.log
+        assert not list(workspace.rglob("fill-*"))
 
 
 @pytest.mark.real
