@@ -75,10 +75,15 @@ def update_of(arrival: int, shares: Sequence[int]) -> int:
     return len(shares) - 1
 
 
-def divisor(groups: Iterable[GroupFacts], mean: UpdateMean) -> int:
-    """N: the executions that an update's gradient is the mean over; 0 without any."""
+def divisor(groups: Iterable[GroupFacts], mean: UpdateMean, min_valid: int) -> int:
+    """N: the executions that an update's gradient is the mean over; 0 without any.
+
+    Args:
+        min_valid: a group with fewer valid executions was dropped, and none of it counts.
+    """
     if mean is UpdateMean.ALL_VALID:
-        return sum(len(group.rewards) for group in groups)
+        valid = [len(group.rewards) for group in groups]
+        return sum(count for count in valid if count >= min_valid)
     return sum(group.voters for group in groups)
 
 

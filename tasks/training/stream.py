@@ -173,7 +173,8 @@ class _Step:
         grad_norm: float | None = 0.0
         if self._ledger.micro_steps(update):
             settled = self._ledger.stepping(update)
-            executions = divisor(groups, self._config.training.objective.update_mean)
+            mean = self._config.training.objective.update_mean
+            executions = divisor(groups, mean, self._config.scoring.min_valid)
             rate = learning_rate(self._config.training, self._step, update)
             if settled is not None:
                 executions, rate = settled.executions, settled.learning_rate

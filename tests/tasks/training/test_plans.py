@@ -152,9 +152,12 @@ def facts(tmp_path):
 
 def test_divisor_counts_executions_not_samples(facts):
     groups = [facts(0, (0.0, 1.0, None)), facts(1, (0.5, 0.5)), facts(2, (0.0, 0.0, 1.0))]
-    assert divisor(groups, UpdateMean.WITH_SPREAD) == 5
-    assert divisor(groups, UpdateMean.ALL_VALID) == 7
-    assert divisor([], UpdateMean.WITH_SPREAD) == 0
+    assert divisor(groups, UpdateMean.WITH_SPREAD, 2) == 5
+    assert divisor(groups, UpdateMean.ALL_VALID, 2) == 7
+    assert divisor([], UpdateMean.WITH_SPREAD, 2) == 0
+    dropped = facts(3, (0.5, None, None))
+    assert divisor([*groups, dropped], UpdateMean.ALL_VALID, 2) == 7
+    assert divisor([*groups, dropped], UpdateMean.ALL_VALID, 3) == 3
 
 
 def test_too_many_excluded_names_query_and_setting(facts):
