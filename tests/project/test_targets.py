@@ -106,7 +106,7 @@ def test_commands_and_settings_in_pages_exist(page: Path) -> None:
     from configs.schema import setting_rows
 
     keys = {row.key for row in setting_rows()}
-    sections = {key.rpartition(".")[0] for key in keys}
+    sections = {key[: dot.start()] for key in keys for dot in re.finditer(r"\.", key)}
     tops = {key.partition(".")[0] for key in keys}
     text = page.read_text(encoding="utf-8")
     for name in re.findall(r"`([a-z_]+(?:\.[a-z_]+(?:\[\])?)+)`", text):
