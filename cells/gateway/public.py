@@ -37,8 +37,8 @@ Handler = Callable[[Request, Session], Awaitable[Response]]
 
 
 class Anything(Convertor[str]):
-    """The rest of a path, whatever is in it; Starlette's own ``path`` stops at the end of a line, and
-    its answer to the rest is in nobody's dialect."""
+    """The rest of a path, whatever is in it: Starlette's own ``path`` stops at the end of a line,
+    and its answer to that is in nobody's dialect."""
 
     regex = r"[\s\S]*"
 

@@ -303,3 +303,13 @@ async def test_the_document_has_every_public_route(bench) -> None:
             assert answer.status_code == 401, url
             other = await bench.http.request("PATCH", f"{bench.url}{url}")
             assert other.status_code == 405
+
+
+async def test_odd_paths_are_answered_in_a_dialect(bench) -> None:
+    execution = await bench.open()
+    headers = {"x-api-key": execution.key}
+    model = await bench.http.get(f"{execution.base_url}/models/a%0Ab", headers=headers)
+    assert model.json()["id"] == "a\nb"
+    for path in ("/nothing", "/a%0Ab", "//"):
+        answer = await bench.http.get(f"{execution.base_url}{path}", headers=headers)
+        assert answer.status_code == 404 and answer.json()["error"]["code"] == "not_found"
