@@ -86,7 +86,6 @@ class LiveCall:
         self._gone = asyncio.Event()
         self._why: RefusedError | None = None
         self._flight: Flight | None = None
-        self._prompt = b""
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._spans: list[tuple[int, int, int]] = []
@@ -131,7 +130,7 @@ class LiveCall:
         return reply
 
     async def _generate(self) -> End:
-        prompt = self._prompt = self._plan.encoded()
+        prompt = self._plan.parts()
         losses = 0
         while len(self._ids) < self._room and not self._gone.is_set():
             cell = await self._place()
@@ -140,7 +139,7 @@ class LiveCall:
             self._flight = flight = Flight(
                 self._services.engine,
                 cell,
-                prompt + b"," + encode_ids(self._ids) if self._ids else prompt,
+                [*prompt, encode_ids(self._ids)] if self._ids else prompt,
                 self._sampling(),
                 self._progress if self._text else None,
             )
@@ -345,10 +344,7 @@ class LiveCall:
 
     def _plant(self, node: Node, status: CallStatus) -> None:
         """Let later requests go on from this call."""
-        sent = self._prompt
-        if self._ids:
-            sent += b"," + encode_ids(self._ids)
-        node.remember(sent, [*self._request.messages, node.reply])
+        node.remember([*self._request.messages, node.reply])
         if status is CallStatus.COMPLETE:
             self._session.branches.add(node)
         else:

@@ -83,7 +83,7 @@ class Flight:
     """One generation on one cell.
 
     Args:
-        prompt: its ids as JSON, numbers with commas between.
+        prompt: its ids as JSON, numbers with commas between, in parts.
         progress: called with the ids of every chunk; None does not stream, which costs the server
             and this process far less.
     """
@@ -92,7 +92,7 @@ class Flight:
         self,
         engine: Engine,
         cell: Cell,
-        prompt: bytes,
+        prompt: list[bytes],
         sampling: dict[str, Any],
         progress: Callable[[list[int]], None] | None,
     ) -> None:
@@ -119,7 +119,10 @@ class Flight:
                 "extra_key": str(cell.version),
             }
         )
-        self._body = b"".join((head[:-1], b',"input_ids":[', prompt, b"]}"))
+        # One copy of a prompt that may be a megabyte.
+        first, *rest = prompt
+        first = head[:-1] + b',"input_ids":[' + first
+        self._body = b",".join([first, *rest[:-1], rest[-1] + b"]}"] if rest else [first + b"]}"])
         self._headers = {"content-type": "application/json"}
         if cell.token:
             self._headers["authorization"] = f"Bearer {cell.token}"

@@ -38,7 +38,7 @@ class Node:
     """A call of which a client has an answer: a point that a later request can go on from.
 
     The ids of its prompt and output, and its messages, are kept as what is new since its parent;
-    only the tips of the tree also hold them whole.
+    only the tips of the tree also hold their history whole.
     """
 
     call_id: str
@@ -64,10 +64,14 @@ class Node:
     _encoded: bytes | None = field(default=None, repr=False)
     _history: list[Message] | None = field(default=None, repr=False)
 
-    def encoded(self) -> bytes:
-        """Prompt and output ids as JSON: numbers with commas between."""
+    def parts(self) -> list[bytes]:
+        """Prompt and output ids as JSON: numbers with commas between, and between these parts."""
+        return [part for node in self._line() if (part := node.part_of_line())]
+
+    def part_of_line(self) -> bytes:
+        """The ids that are new since the parent, as JSON."""
         if self._encoded is None:
-            self._encoded = encode_ids(self.ids().tolist())
+            self._encoded = encode_ids([*self.new_ids, *self.output_ids])
         return self._encoded
 
     def ids(self) -> array[int]:
@@ -89,13 +93,12 @@ class Node:
             ]
         return self._history
 
-    def remember(self, encoded: bytes | None, history: list[Message]) -> None:
-        """Take both as they are known already: as they were sent and as the client spells them."""
-        self._encoded, self._history = encoded, history
+    def remember(self, history: list[Message]) -> None:
+        """Take the history as its client spells it."""
+        self._history = history
 
     def shrink(self) -> None:
         """Forget what can be put together again; called when a child goes on from here."""
-        self._encoded = None
         self._history = None
 
     def _line(self) -> list[Node]:
@@ -133,10 +136,10 @@ class Plan:
         """Messages of the history with the reply."""
         return (self.parent.depth if self.parent else 0) + len(self.messages) + 1
 
-    def encoded(self) -> bytes:
-        """All ids as JSON: numbers with commas between."""
-        new = encode_ids(self.new_ids)
-        return self.parent.encoded() + b"," + new if self.parent else new
+    def parts(self) -> list[bytes]:
+        """All ids as JSON: numbers with commas between, and between these parts."""
+        before = self.parent.parts() if self.parent else []
+        return [*before, encode_ids(self.new_ids)]
 
     @property
     def fork_reason(self) -> str | None:

@@ -35,6 +35,7 @@ from cells.gateway.canonical import tools_key
 from cells.gateway.codec import Codec
 from cells.gateway.forms import ChatRequest, Sampling
 from cells.gateway.matching import Branches, Node, encode_ids, plan_call
+from cells.gateway.seen import Seen
 from configs.load import dump_config
 from configs.run import RunConfig
 from storage.layout import RunLayout
@@ -208,19 +209,20 @@ async def measure(target: Target, sessions: int, seconds: float) -> dict[str, fl
 
 
 def render_times(codec: Codec, texts: Texts, turns: int) -> tuple[float, float]:
-    """Seconds of match, splice and render alone, around turn 10 and around the last."""
-    branches, took = Branches(), []
+    """Processor seconds of match, splice and render alone, around turn 10 and the last."""
+    branches, seen, took = Branches(), Seen(), []
     messages: list[dict[str, Any]] = [{"role": "system", "content": texts.result()}]
     messages.append({"role": "user", "content": "Make it work."})
     for number in range(turns):
         # What a dialect gives: other objects each time, and texts that were not compared before.
-        said = orjson.loads(orjson.dumps(messages))
+        sent = orjson.loads(orjson.dumps(messages))
+        start = time.thread_time()
+        said = seen.read(sent, lambda item, _: [item])
         request = ChatRequest("m", said, [TOOL], Sampling(), False, False)
-        start = time.perf_counter()
         node = branches.match(said, "main")
         plan = plan_call(branches, node, request, "main", tools_key([TOOL]), codec)
-        prompt = plan.encoded()
-        took.append(time.perf_counter() - start)
+        b",".join(plan.parts())
+        took.append(time.thread_time() - start)
         assert plan.fork is None
         function = {"name": "run", "arguments": '{"path": "a.py"}'}
         call = {"id": f"c{number}", "type": "function", "function": function}
@@ -230,7 +232,7 @@ def render_times(codec: Codec, texts: Texts, turns: int) -> tuple[float, float]:
             *(_array(texts.reply), plan.messages, reply, plan.tools, plan.depth),
             length=plan.tokens + len(texts.reply),
         )
-        node.remember(prompt + b"," + encode_ids(texts.reply), [*said, reply])
+        node.remember([*said, reply])
         branches.add(node)
         messages += [reply, {"role": "tool", "tool_call_id": f"c{number}", "content": ""}]
         messages[-1]["content"] = texts.result()

@@ -136,7 +136,7 @@ class Talk:
         plan = plan_call(self.branches, node, request, "main", "t", self.codec)
         before = plan.parent.ids().tolist() if plan.parent else []
         self.prompts.append(before + plan.new_ids)
-        assert [int(one) for one in plan.encoded().split(b",")] == self.prompts[-1]
+        assert [int(one) for one in b",".join(plan.parts()).split(b",")] == self.prompts[-1]
         return plan
 
     def answer(self, plan: Plan, output: list[int], reply: dict) -> None:
