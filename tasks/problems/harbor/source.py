@@ -91,12 +91,13 @@ class Harbor(ListedSource):
     ) -> TestReport:
         """Run ``tests/test.sh``, which writes the reward into ``/logs/verifier``.
 
-        Tests that write none although they do so on an untouched workspace give 0: otherwise code
-        that breaks them would be left out instead.
+        Tests that write none although they do so on an untouched workspace, or after the task's
+        own solution, give 0: otherwise an agent that breaks them, or does nothing, would be left
+        out instead.
 
         Raises:
-            EvaluatorError: the tests write no reward on an untouched workspace either, as where a
-                tool of theirs is missing.
+            EvaluatorError: the tests write no reward there either, as where a tool of theirs is
+                missing.
         """
         task = self._tasks[problem.problem_id]
         seconds = min(limits.seconds, task.config.verifier.timeout_sec)
@@ -118,24 +119,41 @@ class Harbor(ListedSource):
         self, problem: Problem, workspace: Path, seconds: float, enclosure: Enclosure
     ) -> bool:
         """Whether the tests write a reward where no agent has been."""
-        for path in list(workspace.iterdir()):
-            remove(path)
-        furnish_files(problem, workspace)
-        reward, ended = self._run(problem, workspace, seconds, enclosure)
-        return reward is not None or ended.exit_code is None
+        trials: list[Path | None] = [None]
+        if (solution := self._tasks[problem.problem_id].solution) is not None:
+            trials.append(solution)
+        for trial in trials:
+            for path in list(workspace.iterdir()):
+                remove(path)
+            furnish_files(problem, workspace)
+            reward, ended = self._run(problem, workspace, seconds, enclosure, trial)
+            if reward is not None or ended.exit_code is None:
+                return True
+        return False
 
     def _run(
-        self, problem: Problem, workspace: Path, seconds: float, enclosure: Enclosure
+        self,
+        problem: Problem,
+        workspace: Path,
+        seconds: float,
+        enclosure: Enclosure,
+        solution: Path | None = None,
     ) -> tuple[float | None, Ended]:
+        """The reward that the tests write; ``solution`` is carried out before them."""
         task, place = self._tasks[problem.problem_id], self._places[problem.problem_id]
         with tempfile.TemporaryDirectory(prefix="gyre-verifier-") as name:
             folder = Path(name).resolve()
             shutil.copytree(task.tests, folder / "tests")
             (folder / "logs" / "verifier").mkdir(parents=True)
-            mounts = (
+            mounts = [
                 Mounted(folder / "tests", "/tests"),
                 Mounted(folder / "logs", "/logs", writable=True),
-            )
+            ]
+            program = "exec bash /tests/test.sh"
+            if solution is not None:
+                # One command, because each has a copy of the workspace of its own.
+                program = f"bash /solution/solve.sh; {program}"
+                mounts.append(Mounted(solution, "/solution"))
             environment = {
                 "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
                 "HOME": "/tmp",
@@ -145,7 +163,7 @@ class Harbor(ListedSource):
                 **task.config.verifier.env,
             }
             ended = run_command(
-                [*enclosure.prefix(place.workdir, mounts), "/bin/bash", "/tests/test.sh"],
+                [*enclosure.prefix(place.workdir, mounts), "/bin/bash", "-c", program],
                 cwd=workspace,
                 environment=environment,
                 limit_s=seconds,

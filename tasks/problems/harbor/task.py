@@ -92,6 +92,12 @@ class Task:
     def tests(self) -> Path:
         return self.folder / "tests"
 
+    @property
+    def solution(self) -> Path | None:
+        """Folder of the task's own solution, for tasks that have one."""
+        folder = self.folder / "solution"
+        return folder if (folder / "solve.sh").is_file() else None
+
 
 def read_task(folder: Path) -> Task:
     """The task in a folder.

@@ -71,6 +71,19 @@ def test_exit_codes_of_missing_tools_do_not_leave_out(tmp_path: Path, code: int)
 
 
 @pytest.mark.real
+def test_an_agent_that_does_nothing_is_a_zero_where_the_solution_gets_a_reward(
+    tmp_path: Path,
+) -> None:
+    script = "#!/bin/bash\nset -e\ngrep -qx 6 answer.txt\necho 1 > " + REWARD + "\n"
+    harbor_task(tmp_path / "sum", **{"tests/test.sh": script})
+    found = source(tmp_path)
+    problem = found.load("sum")
+    assert evaluated(found, problem, {"answer.txt": "6"}).reward == 1.0
+    for files in ({}, {"answer.txt": "7"}):
+        assert evaluated(found, problem, files).reward == 0.0
+
+
+@pytest.mark.real
 @pytest.mark.parametrize("script", ["exit 0\n", "no-such-tool-anywhere\n"])
 def test_tests_that_never_write_a_reward_are_our_failure(tmp_path: Path, script: str) -> None:
     harbor_task(tmp_path / "sum", **{"tests/test.sh": script})
