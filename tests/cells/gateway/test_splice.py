@@ -232,8 +232,7 @@ async def test_refused_bridge_forks_and_goes_on(make_bench, tokenizer, engine, s
         await execution.reply([*messages, {"role": "user", "content": "y"}], tools=tools)
         calls = bench.calls()
         assert calls[1].fork_reason == (
-            "bridge refused: thinking is dropped when the user says more, "
-            f"after {calls[0].call_id}"
+            f"bridge refused: thinking is dropped when the user says more, after {calls[0].call_id}"
         )
         assert calls[2].fork_reason == f"tools changed: after {calls[1].call_id}"
         assert_exact(bench, engine)
