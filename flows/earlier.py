@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
+from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterId,
     FlowRunFilterName,
+    FlowRunFilterParentFlowRunId,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
     TaskRunFilter,
     TaskRunFilterState,
     TaskRunFilterStateType,
@@ -45,6 +49,20 @@ def close_earlier(run: Run) -> int:
         for found in lost:
             client.set_flow_run_state(found.id, _crashed(), force=True)
     return tasks + len(lost)
+
+
+def close_children(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+    """Hook of a flow that was killed: mark the runs that it had under way as crashed.
+
+    Each would keep its place in the work pool, where a retry of the flow waits for one.
+    """
+    which = FlowRunFilter(
+        parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[flow_run.id]),
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(_ABANDONED))),
+    )
+    with get_client(sync_client=True) as client:
+        for found in client.read_flow_runs(flow_run_filter=which):
+            client.set_flow_run_state(found.id, _crashed(), force=True)
 
 
 def _attempts(client: SyncPrefectClient, run: Run) -> list[FlowRun]:

@@ -8,6 +8,7 @@ from prefect.runtime import flow_run
 from configs.load import load_config
 from flows.attempt import attempt
 from flows.doctor.preflight import preflight
+from flows.earlier import close_children
 from flows.evaluate import evaluate_serving
 from flows.report import reported
 from flows.rl_step import run_step, version_after
@@ -17,7 +18,12 @@ from storage.objects import Store
 from storage.run import Run, create_run, open_run
 
 
-@flow(name="train", flow_run_name="train {run_id}", persist_result=True)
+@flow(
+    name="train",
+    flow_run_name="train {run_id}",
+    persist_result=True,
+    on_crashed=[close_children],
+)
 def train(
     run_id: str = "",
     config: str = "quickstart",
