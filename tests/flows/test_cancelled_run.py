@@ -11,7 +11,7 @@ import pytest
 from storage.journal import read_lines
 from tests.flows.orchestrated import Orchestrated
 
-pytestmark = [pytest.mark.real, pytest.mark.long, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(3000)]
 
 EXECUTIONS = 16
 LIMIT_S = 15.0
@@ -63,6 +63,7 @@ def test_cancel_and_go_on(orchestrated: Orchestrated) -> None:
     assert len(read_lines(run.store, run.layout.metrics)) == updates
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moment", [daemons_start, harnesses_wait])
 def test_cancel_is_over_in_time(orchestrated: Orchestrated, moment: Callable[[Path], bool]) -> None:
     name = f"cancelled-{moment.__name__.replace('_', '-')}"

@@ -19,7 +19,7 @@ from tasks.training.events import LedgerLine, Stepped
 from tests.flows import evaluators
 from tests.flows.orchestrated import Orchestrated
 
-pytestmark = [pytest.mark.real, pytest.mark.long, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(3000)]
 
 NAME = "retried"
 EXECUTIONS = 16
