@@ -83,8 +83,8 @@ class Meter:
     def _dropped(self) -> int | None:
         if not self._prefect.own_server:
             return None
-        lines = self._log.read_bytes().splitlines()
-        return sum(any(mark in line for mark in _LOST_MARKS) for line in lines)
+        with self._log.open("rb") as lines:
+            return sum(any(mark in line for mark in _LOST_MARKS) for line in lines)
 
 
 def _own_seconds(pid: int) -> float:

@@ -82,8 +82,7 @@ def evaluate_serving(root: str, run_id: str, version: int, held_out: HeldOut | N
     key = chosen.key(run.layout, version)
     if run.store.exists(key):
         return key
-    batches = in_batches(chosen.queries(run, version), BATCH)
-    runner = runner_for(len(batches))
+    runner = runner_for(-(-chosen.problems * chosen.samples // BATCH))
     _roll_out_held_out.with_options(task_runner=runner)(
         root, run_id, version, chosen.problems, chosen.samples, chosen.seed
     )

@@ -45,14 +45,6 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class SampleRef:
-    """Where a sample lies."""
-
-    group_key: str
-    index: int
-
-
-@dataclass(frozen=True)
 class SealedGroup:
     """Members, verdicts, advantages and samples of a query, fixed for ever."""
 

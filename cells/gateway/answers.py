@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from typing import Any
 
 from starlette.responses import Response
@@ -34,7 +35,7 @@ def refusal(dialect: Dialect, error: RefusedError) -> Response:
     )
 
 
-class Answer(Response):
+class Answer(Response, ABC):
     """What is common to both."""
 
     media_type = ""
@@ -56,9 +57,9 @@ class Answer(Response):
             gone.cancel()
             self._delivery.abandon()
 
+    @abstractmethod
     async def _answer(self, gone: asyncio.Task[None], send: Send) -> Response | None:
         """Send the answer; a refusal that can still have its status is returned instead."""
-        raise NotImplementedError
 
     def _refused(self) -> Response | None:
         """The answer of a call that has ended without a reply, if it did."""

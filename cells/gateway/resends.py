@@ -167,14 +167,6 @@ class Resends:
         shared.reply.set_result(reply)
         self._answers.setdefault(agent, []).append(shared)
 
-    def undelivered(self) -> bool:
-        """Whether anything is kept that its client does not have."""
-        return any(
-            not shared.got and not _failed(shared)
-            for answers in self._answers.values()
-            for shared in answers
-        )
-
 
 def _failed(shared: Shared) -> bool:
     """Whether it ended without a reply."""

@@ -46,7 +46,7 @@ async def test_files_of_the_host(attack: Attack, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("hidden")
     paths = [str(secret), "/etc/shadow", "/root/.bashrc", "/var/log", __file__, "/sys/fs/cgroup"]
-    paths += [str(tmp_path / "store"), "/proc/1/root/work"]
+    paths += [str(tmp_path / "store"), f"/proc/1/root{secret}"]
     program = (
         TRY
         + f"""

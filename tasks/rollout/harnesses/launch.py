@@ -33,11 +33,6 @@ class Command:
 class Harness(Protocol):
     """Makes the command of an execution."""
 
-    @property
-    def unavailable_code(self) -> int | None:
-        """Exit code with which it says that the model could not be reached."""
-        ...
-
     def command(self, problem: Problem, endpoint: Endpoint, folder: Path) -> Command:
         """The command for a problem; files that it needs are put into ``folder``."""
         ...
@@ -60,8 +55,6 @@ def make_harness(config: HarnessConfig, call_limit_s: float, folder: Path) -> Ha
 
 class Loop:
     """The built-in agent. It is compiled once: compiling takes longer than starting it."""
-
-    unavailable_code = loop.EXIT_UNAVAILABLE
 
     def __init__(self, config: HarnessConfig, call_limit_s: float, folder: Path) -> None:
         self._program = folder / "loop.pyc"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from configs.problems import SandboxKind
-from tasks.rollout.sandboxes.cgroup import ControlGroup, grouped
+from tasks.rollout.sandboxes.cgroup import ControlGroup
 from tasks.rollout.sandboxes.gate import Gate
 from tasks.rollout.sandboxes.limits import Limits
 
@@ -148,19 +147,6 @@ def make_sandbox(kind: SandboxKind, image: str = "") -> Sandbox:
     if kind is SandboxKind.PROCESS:
         return PlainProcess()
     return Container(kind.value, image)
-
-
-@contextmanager
-def confined(sandbox: Sandbox, room: Room) -> Iterator[list[str]]:
-    """``sandbox.prefix(room)`` with the room's limits on everything that is started behind it.
-
-    When the context ends, nothing of it runs any more.
-
-    Raises:
-        OSError: a control group can't be made, or something in it can't be ended.
-    """
-    with grouped(room.limits) as group:
-        yield sandbox.prefix(room, group)
 
 
 def python_executable() -> str:

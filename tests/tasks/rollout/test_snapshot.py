@@ -15,13 +15,13 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.rollout.snapshot import SnapshotError, freeze, remove_tree, thaw
+from tasks.rollout.snapshot import CACHES, SECRETS, SnapshotError, freeze, remove_tree, thaw
 
 LIMIT = 1 << 20
 
 _names = st.text(
     st.characters(exclude_characters="/\0", exclude_categories=("Cs",)), min_size=1, max_size=12
-).filter(lambda name: name not in (".", ".."))
+).filter(lambda name: name not in {".", "..", *CACHES, *SECRETS} and not name.endswith(".pyc"))
 _files = st.tuples(st.binary(max_size=300), st.sampled_from([0o644, 0o600, 0o755, 0o400]))
 _trees = st.recursive(
     st.dictionaries(_names, _files, max_size=4),
@@ -64,6 +64,22 @@ def test_round_trip(tree: dict) -> None:
         thaw(frozen.data, copy, LIMIT)
         assert seen(copy) == seen(folder)
         assert freeze(copy, LIMIT).data == frozen.data
+
+
+def test_caches_and_secrets_are_left_out_and_secrets_are_said(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    for name in (*CACHES, *SECRETS):
+        for below in (folder, folder / "package"):
+            (below / name).mkdir(parents=True)
+            (below / name / "data").write_text("x")
+    (folder / "package" / "module.pyc").write_bytes(b"x")
+    (folder / "package" / "module.py").write_text("x = 1")
+    frozen = freeze(folder, LIMIT)
+    thaw(frozen.data, tmp_path / "b", LIMIT)
+    kept = {str(path.relative_to(tmp_path / "b")) for path in (tmp_path / "b").rglob("*")}
+    assert kept == {"package", "package/module.py"}
+    said = {f"{below}{name}: may hold a secret" for name in SECRETS for below in ("", "package/")}
+    assert set(frozen.left_out) == said
 
 
 def test_links_that_stay_inside_are_kept(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from configs.run import RunConfig
 from storage.objects import Store
-from storage.records import Excluded, ExecutionOutcome, ExecutionResult, Scored, Split
+from storage.records import Excluded, Scored, Split
 from storage.run import Run, create_run
 from tasks.problems.source import EvaluatorError, Problem, TestReport
 from tasks.problems.specrepo.source import SpecRepo
@@ -20,6 +20,7 @@ from tasks.rollout.strays import find_strays
 from tasks.scoring import score as module
 from tasks.scoring.score import exclude, score
 from tasks.scoring.verdicts import newest_verdict
+from tests.tasks.scoring.left import leave_result
 
 EXECUTION, QUERY = "s00000-q0000-e000", "s00000-q0000"
 SANDBOX = "bubblewrap" if shutil.which("bwrap") else "process"
@@ -37,21 +38,7 @@ def make_run(tmp_path: Path) -> MakeRun:
         folder.mkdir()
         for name, text in (files or {}).items():
             (folder / name).write_text(text)
-        key = run.layout.frozen_workspace(EXECUTION)
-        run.store.write(key, freeze(folder, 1 << 20).data)
-        result = ExecutionResult(
-            execution_id=EXECUTION,
-            query_id=QUERY,
-            outcome=ExecutionOutcome(outcome),
-            started_at=0,
-            ended_at=1,
-            waited_s=0,
-            exit_code=0,
-            calls=1,
-            workspace_key=None if outcome == "host_failed" else key,
-            detail="why",
-        )
-        run.store.write_record(run.layout.execution_result(EXECUTION), result)
+        leave_result(run, QUERY, EXECUTION, folder, outcome, "why")
         return run
 
     return make

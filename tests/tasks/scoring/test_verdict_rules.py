@@ -15,8 +15,6 @@ from configs.run import RunConfig
 from storage.objects import StorageError
 from storage.records import (
     Excluded,
-    ExecutionOutcome,
-    ExecutionResult,
     QueryPlan,
     Scored,
     Split,
@@ -26,12 +24,12 @@ from storage.run import Run, create_run
 from tasks.problems.evaluation import BARE, Enclosure, EvaluationLimits
 from tasks.problems.source import EvaluatorError, Problem, TestReport
 from tasks.problems.subject import Subject, SubjectError
-from tasks.rollout.snapshot import freeze
 from tasks.scoring import score as module
 from tasks.scoring.rescoring import VerdictState, preserved, rescore
 from tasks.scoring.score import score
 from tasks.scoring.task import give_up
 from tasks.scoring.verdicts import newest_verdict
+from tests.tasks.scoring.left import leave_result
 
 QUERY = "s00000-q0000"
 SOURCE = f"{__name__}:Answers"
@@ -85,21 +83,7 @@ def leave(run: Run, text: str | None, member: int = 0, outcome: str = "completed
     folder.mkdir(exist_ok=True)
     if text is not None:
         (folder / "answer.py").write_text(text)
-    key = run.layout.frozen_workspace(name)
-    run.store.write(key, freeze(folder, 1 << 20).data)
-    result = ExecutionResult(
-        execution_id=name,
-        query_id=QUERY,
-        outcome=ExecutionOutcome(outcome),
-        started_at=0,
-        ended_at=1,
-        waited_s=0,
-        exit_code=0,
-        calls=1,
-        workspace_key=None if outcome == "host_failed" else key,
-        detail="no gateway",
-    )
-    run.store.write_record(run.layout.execution_result(name), result)
+    leave_result(run, QUERY, name, folder, outcome, "no gateway")
     return name
 
 
