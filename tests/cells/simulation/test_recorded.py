@@ -114,6 +114,7 @@ def metrics(step: int, update: int) -> UpdateMetrics:
     return UpdateMetrics.model_validate(
         {
             **dict.fromkeys(UpdateMetrics.model_fields, 0),
+            "logprob_gap_by_version": {},
             "step": step,
             "update": update,
             "trained_tokens": 8192,
