@@ -246,6 +246,14 @@ class PackKind(StrEnum):
     FLAT = "flat"
 
 
+class ShuffleKind(StrEnum):
+    """In which order the groups of a step are shared out over its updates."""
+
+    ARRIVAL = "arrival"
+    WINDOW = "window"
+    GLOBAL = "global"
+
+
 class TrainingConfig(Section):
     """Updates and checkpoints."""
 
@@ -276,6 +284,15 @@ class TrainingConfig(Section):
         PackKind.TREE,
         "tree computes a prefix that samples of a micro-step share once, flat computes each sample "
         "by itself; the gradient is the same.",
+    )
+    shuffle: ShuffleKind = setting(
+        ShuffleKind.ARRIVAL,
+        "Groups get their update in the order in which they are sealed (arrival); or every "
+        "shuffle_window of them are shuffled once they are there (window); or all of a step, so "
+        "that training waits for its last group (global).",
+    )
+    shuffle_window: int = setting(
+        8, "Groups of a window, with shuffle window.", unit="groups", ge=2, le=1_000_000
     )
     checkpoint_every: int = setting(
         0,

@@ -34,7 +34,7 @@ from storage.samples import read_group
 from tasks.sampling.guard import ExclusionGuard
 from tasks.sampling.task import build_samples
 from tasks.training.feed import GroupFeed
-from tasks.training.plan import update_shares
+from tasks.training.shuffle import counted_together
 from tasks.training.task import train_stream
 
 DEPLOYMENT = "rl_step/rl_step"
@@ -211,7 +211,7 @@ def _roll_out_and_build(
 ) -> None:
     """Submit every stage of every group as soon as the stage before it has ended."""
     guard = ExclusionGuard(
-        update_shares(len(plan.queries), run.config.training.updates_per_step),
+        counted_together(run.config.training, len(plan.queries)),
         run.config.rollout.group_size,
         run.config.scoring.max_excluded_share,
     )

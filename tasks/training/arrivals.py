@@ -1,8 +1,9 @@
-"""Groups of a step as they are sealed: each gets its update at once, and for good."""
+"""Groups of a step as they are sealed: each gets its update, once its order is known, for good."""
 
 from __future__ import annotations
 
-from configs.training import PackKind
+from configs.run import RunConfig
+from configs.training import ShuffleKind
 from storage.layout import RunLayout
 from storage.objects import Store
 from storage.samples import read_group
@@ -10,10 +11,11 @@ from tasks.training.feed import GroupFeed
 from tasks.training.ledger import Ledger
 from tasks.training.packing import SampleSize
 from tasks.training.plan import GroupFacts, group_facts, update_of, update_shares
+from tasks.training.shuffle import order_of
 
 
 class Arrivals:
-    """What has arrived of a step, in order; rebuilt from the ledger.
+    """What has arrived of a step, in the order of training; rebuilt from the ledger.
 
     Args:
         groups: that the step plans to train. Fewer may come when the feed ends early.
@@ -26,17 +28,21 @@ class Arrivals:
         layout: RunLayout,
         ledger: Ledger,
         feed: GroupFeed,
+        config: RunConfig,
+        step: int,
         groups: int,
-        updates: int,
-        pack: PackKind,
     ) -> None:
         self._store = store
         self._layout = layout
         self._ledger = ledger
         self._feed = feed
         self._planned = groups
-        self._pack = pack
-        self._shares = update_shares(groups, updates)
+        self._pack = config.training.pack
+        self._shares = update_shares(groups, config.training.updates_per_step)
+        self._in_order = config.training.shuffle is ShuffleKind.ARRIVAL
+        self._order = order_of(config.training, groups=groups, seed=config.seed, step=step)
+        self._waiting: list[str] = []
+        """Sealed, without an update: they are shuffled with some that still run."""
         self._facts = {group: self._read(group) for group in ledger.groups()}
         self._ended = False
 
@@ -46,8 +52,16 @@ class Arrivals:
         A group that comes when all updates are closed is not trained.
         """
         names, self._ended = self._feed.take()
-        new = [name for name in dict.fromkeys(names) if name not in self._facts]
-        for name in new:
+        known = {*self._facts, *self._waiting}
+        new = [name for name in dict.fromkeys(names) if name not in known]
+        self._waiting += new
+        self._place()
+        return bool(new)
+
+    def _place(self) -> None:
+        """Give updates to the groups whose turn it is."""
+        due = self._order.placeable(self._waiting, placed=len(self._facts), ended=self._ended)
+        for name in due:
             update = update_of(len(self._facts), self._shares)
             while self._ledger.closed(update):  # an earlier attempt ended without this group
                 update += 1
@@ -55,12 +69,17 @@ class Arrivals:
                 facts = self._read(name)
                 self._ledger.arrive(name, update)
                 self._facts[name] = facts
-        return bool(new)
+        self._waiting = [name for name in self._waiting if name not in due]
 
     def of(self, update: int) -> list[GroupFacts]:
-        """Groups of an update, in order of arrival."""
+        """Groups of an update."""
         groups = self._ledger.groups()
         return [facts for name, facts in self._facts.items() if groups[name] == update]
+
+    def counted_with(self, update: int) -> list[GroupFacts]:
+        """Groups whose excluded executions count together at the end of an update: its own, or all
+        that were shuffled so far."""
+        return self.of(update) if self._in_order else list(self._facts.values())
 
     def complete(self, update: int) -> bool:
         """Whether no further group will come for this update."""
@@ -78,7 +97,7 @@ class Arrivals:
         ]
 
     def missing(self) -> int:
-        """Groups that may still come."""
+        """Groups that have no update yet and may get one."""
         return 0 if self._ended else max(0, self._planned - len(self._facts))
 
     def __len__(self) -> int:

@@ -1,10 +1,10 @@
 """Training of one step: from groups as they are sealed to a fixed number of updates.
 
-Which group belongs to which update is settled by order of arrival and durable before the update's
-first micro-step, so that an attempt that dies is repeated with the same samples. The version of
-the core's weights tells which updates they contain: those whose step the core did not see, or that
-an older checkpoint does not have, are trained again from the ledger; their records stay as they
-were written.
+Which group belongs to which update is settled by order of arrival (shuffled: by the seed and the
+groups that came), and durable before the update's first micro-step, so that an attempt that dies is
+repeated with the same samples. The version of the core's weights tells which updates they contain:
+those whose step the core did not see, or that an older checkpoint does not have, are trained again
+from the ledger; their records stay as they were written.
 
 An update without any sample with an advantage counts as an update, so that their number is fixed,
 but makes no optimizer step: gradient norm 0, version unchanged.
@@ -82,9 +82,9 @@ def train_stream(
             layout=layout,
             ledger=ledger,
             feed=feed,
+            config=config,
+            step=step,
             groups=groups,
-            updates=updates,
-            pack=config.training.pack,
         )
         limits = Limits.of(config)
 
@@ -169,7 +169,8 @@ class _Step:
         groups = self._arrivals.of(update)
         version = self.version_before(update)
         if not self._ledger.closed(update):
-            check_excluded(groups, self._config.scoring.max_excluded_share)
+            counted = self._arrivals.counted_with(update)
+            check_excluded(counted, self._config.scoring.max_excluded_share)
         grad_norm: float | None = 0.0
         if self._ledger.micro_steps(update):
             settled = self._ledger.stepping(update)

@@ -38,6 +38,7 @@ from tests.tasks.training.fakes import (
 )
 
 MEMORY = Path("/dev/shm")
+GLOBAL = {"training.shuffle": "global"}
 
 
 def filled(names):
@@ -131,6 +132,28 @@ def test_training_starts_before_the_last_group_is_sealed(world):
     assert (
         replicas[0].weights.tolist() == one_shot(world.store, assignment(world), 2, first).tolist()
     )
+
+
+def test_a_shuffled_step_waits_for_its_last_group_and_has_one_order(world):
+    names = [make_group(world.store, number) for number in range(6)]
+    feed, seen = GroupFeed(), []
+    for name in names[:-1]:
+        feed.put(name)
+
+    def report(work):
+        """Looks at the ledger while training waits."""
+        if not seen:
+            seen.append((dict(assignment(world)), work))
+            feed.put(names[-1])
+
+    train(world, crew(world), names, feed=feed, report=report, settings=GLOBAL)
+    assert seen[0][0] == {} and (seen[0][1].sealed, seen[0][1].expected > 0) == (0, True)
+    other = World(Store(world.store.url + "-other"))
+    for number in range(6):
+        make_group(other.store, number)
+    train(other, crew(other), names[::-1], settings=GLOBAL)
+    assert assignment(other) == assignment(world)
+    assert list(assignment(other)) == list(assignment(world)) != names
 
 
 def test_a_leaving_replica_brings_its_gradient_home_first(world):
@@ -387,10 +410,11 @@ deaths = st.lists(
     plan=deaths,
     presence=st.lists(st.sets(st.sampled_from("abc"), min_size=1), max_size=12),
     checkpoint_every=st.integers(1, 3),
+    shuffle=st.sampled_from(["arrival", "window", "global"]),
     random=st.randoms(use_true_random=False),
 )
 def test_any_deaths_and_any_membership_end_with_the_same_weights(
-    groups, updates, replicas, plan, presence, checkpoint_every, random
+    groups, updates, replicas, plan, presence, checkpoint_every, shuffle, random
 ):
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
         world = World(Store(folder))
@@ -418,7 +442,13 @@ def test_any_deaths_and_any_membership_end_with_the_same_weights(
             random.shuffle(names)
             try:
                 records = train(
-                    world, fakes, names, updates=updates, members=members, on_update=save
+                    world,
+                    fakes,
+                    names,
+                    updates=updates,
+                    members=members,
+                    on_update=save,
+                    settings={"training.shuffle": shuffle, "training.shuffle_window": 2},
                 )
                 break
             except (CoreLostError, VersionMismatchError):
