@@ -245,12 +245,14 @@ def _cell_view(cell: Cell) -> dict[str, Any]:
         "live": cell.live,
         "in_flight": len(cell.flights),
         "capacity": cell.capacity,
+        "tokens": cell.tokens,
     }
 
 
 def _add_views(views: list[dict[str, Any]]) -> dict[str, Any]:
     """One cell as several processes see it."""
-    sums = {key: sum(view[key] for view in views) for key in ("live", "in_flight", "capacity")}
+    counted = ("live", "in_flight", "capacity", "tokens")
+    sums = {key: sum(view[key] for view in views) for key in counted}
     return {**views[0], **sums}
 
 

@@ -319,6 +319,7 @@ class LiveCall:
                 503, "storage", "the call can't be recorded", retry_after_s=RETRY_AFTER_S
             ) from None
         session.calls += 1
+        self._services.places.note(session.execution_id, plan.tokens + len(self._ids))
         if turn is not None:
             self._plant(make_node(call, turn, plan.parent), status)
         self._count(call)

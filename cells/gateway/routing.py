@@ -36,6 +36,8 @@ class Cell:
     token: str | None = None
     live: int = 0
     """Executions that hold a place here."""
+    tokens: int = 0
+    """Their contexts together, as of their last calls."""
     flights: set[Abortable] = field(default_factory=set)
     quiet: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while no generation runs here."""
@@ -57,14 +59,18 @@ class Seat:
     holder: str
     version: int
     cell: Cell | None = None
+    tokens: int = 0
+    """Of the execution's context, as of its last call."""
+    bound_for: Cell | None = None
+    """A cell with more room that came after it sat down; it goes there before its next call."""
     granted: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Places:
     """Cells with a limited number of executions each. An execution keeps its cell until it is
-    released or the cell goes; those that lost their cell are served before those that never had
-    one, and otherwise first come is first served. An execution is only placed on a cell with the
-    weights that it was opened with."""
+    released or the cell goes, or a cell comes (back) that has fewer than its share; those that lost
+    their cell are served before those that never had one, and otherwise first come is first served.
+    An execution is only placed on a cell with the weights that it was opened with."""
 
     def __init__(self) -> None:
         self.cells: dict[str, Cell] = {}
@@ -107,6 +113,7 @@ class Places:
         """Take a new cell, or what is new of a known one. A cell that leaves, or that now has other
         weights or another engine, loses its executions and stops their generations."""
         known = self.cells.get(cell.name)
+        comes = known is None or known.state is CellState.LEAVING
         if known is None:
             cell.quiet.set()
             self.cells[cell.name] = known = cell
@@ -115,10 +122,13 @@ class Places:
             known.url, known.version, known.token = cell.url, cell.version, cell.token
             known.capacity, known.state = cell.capacity, cell.state
             if moved:
+                comes = True
                 self._evict(known)
         if known.state is CellState.LEAVING:
             self._evict(known)
         self._grant()
+        if comes and known.state is CellState.SERVING:
+            self._spread(known)
         return known
 
     def remove(self, name: str) -> None:
@@ -130,9 +140,23 @@ class Places:
             self._grant()
 
     def held(self, holder: str) -> Cell | None:
-        """The cell of an execution, if it has one now."""
+        """The cell of an execution, if it has one now; asked before each of its calls."""
         seat = self._seats.get(holder)
-        return seat.cell if seat else None
+        if seat is None:
+            return None
+        target, seat.bound_for = seat.bound_for, None
+        if seat.cell is not None and target is not None and self._takes(target, seat.version):
+            _sit(seat, target)
+            self._grant()
+        return seat.cell
+
+    def note(self, holder: str, tokens: int) -> None:
+        """An execution's context has so many tokens after a call."""
+        seat = self._seats.get(holder)
+        if seat is not None:
+            if seat.cell is not None:
+                seat.cell.tokens += tokens - seat.tokens
+            seat.tokens = tokens
 
     def live(self) -> int:
         """Executions that hold a place."""
@@ -169,11 +193,39 @@ class Places:
                 _sit(seat, cell)
         self._line = left
 
+    def _takes(self, cell: Cell, version: int) -> bool:
+        serves = cell.state is CellState.SERVING and cell.version == version
+        return serves and self.cells.get(cell.name) is cell and cell.live < cell.capacity
+
+    def _spread(self, fresh: Cell) -> None:
+        """Ask executions to move to a cell that came, up to its share by capacity: the ones with
+        the shortest contexts of the fullest cell, which carry the least with them. None is
+        interrupted for it; each goes when its next call begins."""
+        serving = [
+            cell
+            for cell in self.cells.values()
+            if cell.state is CellState.SERVING and cell.version == fresh.version
+        ]
+        live = sum(cell.live for cell in serving)
+        share = live * fresh.capacity // max(1, sum(cell.capacity for cell in serving))
+        staying = {cell.name: cell.live for cell in serving}
+        seats = sorted(
+            (seat for seat in self._seats.values() if seat.cell in serving),
+            key=lambda seat: seat.tokens,
+        )
+        for _ in range(share - fresh.live):
+            fullest = max(serving, key=lambda cell: staying[cell.name] / max(1, cell.capacity))
+            seat = next((s for s in seats if s.cell is fullest and s.bound_for is None), None)
+            if fullest is fresh or seat is None:
+                return
+            seat.bound_for = fresh
+            staying[fullest.name] -= 1
+
     def _roomiest(self, version: int, apart_from: Cell | None = None) -> Cell | None:
         best: Cell | None = None
         most = 0
         for cell in self.cells.values():
-            if cell is apart_from or cell.state is not CellState.SERVING or cell.version != version:
+            if cell is apart_from or not self._takes(cell, version):
                 continue
             room = cell.capacity - cell.live
             if room > most:
@@ -184,9 +236,11 @@ class Places:
 def _sit(seat: Seat, cell: Cell | None) -> None:
     if seat.cell is not None:
         seat.cell.live -= 1
+        seat.cell.tokens -= seat.tokens
     seat.cell = cell
     if cell is None:
         seat.granted.clear()
     else:
         cell.live += 1
+        cell.tokens += seat.tokens
         seat.granted.set()
