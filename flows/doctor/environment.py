@@ -19,7 +19,8 @@ from configs.cells import Device
 from configs.problems import SandboxKind
 from configs.run import RunConfig
 from flows.doctor.finding import Finding, fail, ok, warn
-from tasks.rollout.sandboxes.sandbox import SandboxError, make_sandbox
+from tasks.rollout.sandboxes.choose import make_sandbox
+from tasks.rollout.sandboxes.sandbox import SandboxError
 
 PROJECT = "gyre-rl"
 LOCKS = Path(__file__).parents[2] / "requirements"

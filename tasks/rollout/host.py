@@ -28,7 +28,8 @@ from tasks.rollout.execution import Surroundings
 from tasks.rollout.executions import Executions, State
 from tasks.rollout.harnesses.launch import make_harness
 from tasks.rollout.sandboxes import cgroup
-from tasks.rollout.sandboxes.sandbox import make_sandbox, python_executable
+from tasks.rollout.sandboxes.choose import make_sandbox
+from tasks.rollout.sandboxes.sandbox import python_executable
 from tasks.rollout.sessions import GatewaySessions
 from tasks.rollout.snapshot import remove_tree
 

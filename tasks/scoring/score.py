@@ -31,8 +31,9 @@ from tasks.problems.source import (
     TestReport,
     make_source,
 )
+from tasks.rollout.sandboxes.choose import make_sandbox
 from tasks.rollout.sandboxes.limits import Limits
-from tasks.rollout.sandboxes.sandbox import Sandbox, SandboxError, make_sandbox
+from tasks.rollout.sandboxes.sandbox import Sandbox, SandboxError
 from tasks.rollout.snapshot import SnapshotError, remove_tree, thaw
 from tasks.scoring.enclosure import RoomEnclosure
 from tasks.scoring.evaluator import make_evaluator

@@ -38,7 +38,7 @@ from tasks.rollout.door import make_client
 from tasks.rollout.execution import Surroundings
 from tasks.rollout.executions import Executions
 from tasks.rollout.harnesses.launch import make_harness
-from tasks.rollout.sandboxes.sandbox import make_sandbox
+from tasks.rollout.sandboxes.choose import make_sandbox
 from tasks.rollout.sessions import GatewaySessions
 from tasks.scoring.score import score
 

@@ -24,7 +24,8 @@ from tasks.problems.specrepo.source import SpecRepo
 from tasks.rollout.door import make_client
 from tasks.rollout.execution import Surroundings, carry_out
 from tasks.rollout.harnesses.launch import Command, Harness, make_harness
-from tasks.rollout.sandboxes.sandbox import make_sandbox, python_executable
+from tasks.rollout.sandboxes.choose import make_sandbox
+from tasks.rollout.sandboxes.sandbox import python_executable
 from tasks.rollout.sessions import Endpoint, GatewaySessions
 from tasks.rollout.snapshot import freeze, thaw
 from tasks.scoring.score import score

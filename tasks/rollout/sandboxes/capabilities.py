@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from configs.problems import SandboxKind
 from tasks.rollout.sandboxes.cgroup import hierarchies
-from tasks.rollout.sandboxes.sandbox import SandboxError, make_sandbox
+from tasks.rollout.sandboxes.choose import make_sandbox
+from tasks.rollout.sandboxes.sandbox import SandboxError
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from configs.problems import SandboxKind
 from tasks.rollout.sandboxes.cgroup import ControlGroup
 from tasks.rollout.sandboxes.gate import Gate
 from tasks.rollout.sandboxes.limits import Limits
@@ -127,26 +126,6 @@ class Sandbox(Protocol):
     def ending(self, room: Room) -> list[str] | None:
         """Command that ends what was launched, where killing the launched process does not."""
         ...
-
-
-def make_sandbox(kind: SandboxKind, image: str = "") -> Sandbox:
-    """The sandbox of that kind.
-
-    Args:
-        image: of a container.
-
-    Raises:
-        SandboxError: it does not work on this machine.
-    """
-    from tasks.rollout.sandboxes.bubblewrap import Bubblewrap
-    from tasks.rollout.sandboxes.container import Container
-    from tasks.rollout.sandboxes.process import PlainProcess
-
-    if kind is SandboxKind.BUBBLEWRAP:
-        return Bubblewrap()
-    if kind is SandboxKind.PROCESS:
-        return PlainProcess()
-    return Container(kind.value, image)
 
 
 def python_executable() -> str:

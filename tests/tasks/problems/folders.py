@@ -12,8 +12,8 @@ from pathlib import Path
 from configs.problems import SandboxKind
 from tasks.problems.evaluation import EvaluationLimits
 from tasks.problems.source import Problem, ProblemSource, TestReport, furnish
+from tasks.rollout.sandboxes.choose import make_sandbox
 from tasks.rollout.sandboxes.limits import Limits
-from tasks.rollout.sandboxes.sandbox import make_sandbox
 from tasks.scoring.enclosure import RoomEnclosure
 
 LIMITS = EvaluationLimits(seconds=120, memory_mb=2048)

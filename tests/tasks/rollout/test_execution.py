@@ -22,7 +22,7 @@ from tasks.rollout.door import make_client
 from tasks.rollout.execution import Surroundings, carry_out
 from tasks.rollout.harnesses.launch import make_harness
 from tasks.rollout.sandboxes import bubblewrap
-from tasks.rollout.sandboxes.sandbox import make_sandbox
+from tasks.rollout.sandboxes.choose import make_sandbox
 from tasks.rollout.sessions import GatewaySessions
 from tasks.rollout.snapshot import thaw
 from tasks.rollout.strays import find_strays

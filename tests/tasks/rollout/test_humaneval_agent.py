@@ -14,7 +14,7 @@ from tasks.problems.source import make_source
 from tasks.rollout.door import make_client
 from tasks.rollout.execution import Surroundings, carry_out
 from tasks.rollout.harnesses.launch import make_harness
-from tasks.rollout.sandboxes.sandbox import make_sandbox
+from tasks.rollout.sandboxes.choose import make_sandbox
 from tasks.rollout.sessions import GatewaySessions
 from tasks.scoring.score import score
 from tests.tasks.rollout.stub_gateway import Message, StubGateway, call, scripted

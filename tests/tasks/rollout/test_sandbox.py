@@ -14,13 +14,9 @@ import pytest
 from configs.problems import SandboxKind
 from tasks.rollout.sandboxes import bubblewrap, process
 from tasks.rollout.sandboxes.bubblewrap import Bubblewrap
+from tasks.rollout.sandboxes.choose import make_sandbox
 from tasks.rollout.sandboxes.limits import Limits
-from tasks.rollout.sandboxes.sandbox import (
-    Room,
-    Sandbox,
-    SandboxError,
-    make_sandbox,
-)
+from tasks.rollout.sandboxes.sandbox import Room, Sandbox, SandboxError
 
 needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="no bubblewrap")
 
