@@ -38,7 +38,14 @@ def config(updates=2, budget=32, **more):
 
 
 def make_group(
-    store, number, rewards=(0.0, 1.0), lengths=(8, 12), version=START, step=STEP, logprob=-1.0
+    store,
+    number,
+    rewards=(0.0, 1.0),
+    lengths=(8, 12),
+    version=START,
+    step=STEP,
+    logprob=-1.0,
+    layout=LAYOUT,
 ):
     """Seal a group; a reward of None is an excluded member. Returns its query id."""
     name = query_id(step, number)
@@ -86,7 +93,7 @@ def make_group(
         members=tuple(members),
         spread=spread,
     )
-    seal(store, LAYOUT.group(name), SealedGroup(header, tuple(samples)))
+    seal(store, layout.group(name), SealedGroup(header, tuple(samples)))
     return name
 
 
