@@ -23,6 +23,7 @@ _BAR = 32
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _MOST_POINTS = 40
 _MOST_CELLS = 16
+_MOST_VERSIONS = 3
 
 
 class Screen(Protocol):
@@ -94,6 +95,8 @@ def _rows(picture: Picture) -> Iterator[tuple[str, Text]]:
     yield "held out", _held_out(picture)
     last = picture.updates[-1] if picture.updates else None
     yield "staleness", _staleness(last)
+    yield "health", _health(last)
+    yield "log-prob gap", _gap(last)
     yield "tokens/s", _tokens(picture, last)
 
 
@@ -181,6 +184,31 @@ def _staleness(last: UpdateMetrics | None) -> Text:
     if last is None:
         return Text("-", style="bright_black")
     return Text(f"{last.staleness_mean:.2f} mean, {last.staleness_max} at most, in updates")
+
+
+def _health(last: UpdateMetrics | None) -> Text:
+    """Of the last update: what a collapse or a dead batch is seen by first."""
+    if last is None:
+        return Text("-", style="bright_black")
+    norm = "not finite, skipped" if last.skipped else f"{last.grad_norm or 0:.3g}"
+    text = Text(f"gradient norm {norm}", style="bold red" if last.skipped else "")
+    text.append(f", clipped {last.clip_fraction:.0%}")
+    if last.clip_fraction_low is not None and last.clip_fraction_high is not None:
+        text.append(f" ({last.clip_fraction_low:.0%} below, {last.clip_fraction_high:.0%} above)")
+    if last.effective_samples is not None:
+        text.append(f", effective samples {last.effective_samples:.0%}")
+    if last.groups:
+        text.append(f", {last.groups_without_gradient} of {last.groups} groups without gradient")
+    return text
+
+
+def _gap(last: UpdateMetrics | None) -> Text:
+    if last is None:
+        return Text("-", style="bright_black")
+    text = Text(f"{last.logprob_gap:.1e} mean, {last.logprob_gap_max:.1e} at most")
+    newest = sorted(last.logprob_gap_by_version.items(), reverse=True)[:_MOST_VERSIONS]
+    parts = ", ".join(f"version {version} {gap:.1e}" for version, gap in newest)
+    return text.append(f"; {parts}") if parts else text
 
 
 def _tokens(picture: Picture, last: UpdateMetrics | None) -> Text:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -10,6 +13,7 @@ from plotly.subplots import make_subplots
 from flows.estimates import share_interval
 from flows.report.history import LATE, TIMED_OUT, Ended, History
 from flows.report.style import AMBER, BLUE, FEW, GREEN, GREY, RED, VIOLET, styled
+from storage.records import UpdateMetrics
 
 
 def pass_rates(history: History) -> go.Figure:
@@ -116,40 +120,122 @@ def _step_begins(history: History) -> dict[int, float]:
 
 
 def health(history: History) -> go.Figure:
-    """Staleness, clip share and log-prob gap of each update."""
+    """What tells of each update whether it can be trusted."""
+    updates = history.updates
     figure = make_subplots(
-        rows=1,
+        rows=3,
         cols=3,
-        subplot_titles=("staleness, updates", "clipped samples", "log-prob gap, mean per token"),
+        subplot_titles=tuple(panel.title for panel in _HEALTH),
         horizontal_spacing=0.08,
+        vertical_spacing=0.12,
     )
-    numbers = list(range(1, len(history.updates) + 1))
-    series = (
-        (1, "mean", BLUE, [update.staleness_mean for update in history.updates]),
-        (1, "largest", GREY, [update.staleness_max for update in history.updates]),
-        (2, "share", VIOLET, [update.clip_fraction for update in history.updates]),
-        (3, "gap", GREEN, [update.logprob_gap or None for update in history.updates]),
-    )
-    for column, name, colour, values in series:
-        figure.add_scatter(
-            name=name,
-            x=numbers,
-            y=values,
-            mode="lines+markers",
-            line={"color": colour, "width": 1.5},
-            marker={"size": 4},
-            showlegend=column == 1,
-            hovertemplate="update %{x}: %{y}",
-            row=1,
-            col=column,
-        )
-    figure.update_xaxes(title_text="update")
-    figure.update_yaxes(rangemode="tozero", row=1, col=1)
-    figure.update_yaxes(rangemode="tozero", tickformat=".0%", row=1, col=2)
-    figure.update_yaxes(type="log", tickformat=".0e", dtick=1, row=1, col=3)
+    numbers = list(range(1, len(updates) + 1))
+    for number, panel in enumerate(_HEALTH):
+        row, column = divmod(number, 3)
+        for name, colour, value in panel.lines:
+            figure.add_scatter(
+                name=name,
+                x=numbers,
+                y=[value(update) for update in updates],
+                mode="lines+markers",
+                line={"color": colour, "width": 1.5},
+                marker={"size": 4},
+                showlegend=False,
+                hovertemplate="update %{x}: %{y}",
+                row=row + 1,
+                col=column + 1,
+            )
+        figure.update_yaxes(panel.axis, row=row + 1, col=column + 1)
+    figure.update_xaxes(title_text="update", row=3)
     if len(numbers) <= FEW:
         figure.update_xaxes(dtick=1)
-    return styled(figure, 300)
+    return styled(figure, 640)
+
+
+@dataclass(frozen=True)
+class _Panel:
+    title: str
+    axis: dict[str, Any]
+    lines: tuple[tuple[str, str, Callable[[UpdateMetrics], float | None]], ...]
+    """Name, colour and value of each."""
+
+
+_PLAIN: dict[str, Any] = {"rangemode": "tozero"}
+_SHARE: dict[str, Any] = {"rangemode": "tozero", "tickformat": ".0%"}
+_LOG: dict[str, Any] = {"type": "log", "tickformat": ".0e", "dtick": 1}
+
+
+def _gap_of_older(update: UpdateMetrics) -> float | None:
+    """Of targets that older weights than the trained ones sampled; each version counts once."""
+    trained = update.policy_version - (not update.skipped)
+    gaps = [gap for version, gap in update.logprob_gap_by_version.items() if version < trained]
+    return fmean(gaps) if gaps else None
+
+
+def _without_gradient(update: UpdateMetrics) -> float | None:
+    return update.groups_without_gradient / update.groups if update.groups else None
+
+
+_HEALTH = (
+    _Panel(
+        "staleness: mean, largest",
+        _PLAIN,
+        (
+            ("mean", BLUE, lambda update: update.staleness_mean),
+            ("largest", GREY, lambda update: update.staleness_max),
+        ),
+    ),
+    _Panel(
+        "clipped: all, below, above",
+        _SHARE,
+        (
+            ("all", VIOLET, lambda update: update.clip_fraction),
+            ("below", AMBER, lambda update: update.clip_fraction_low),
+            ("above", BLUE, lambda update: update.clip_fraction_high),
+        ),
+    ),
+    _Panel(
+        "log-prob gap per token: mean, largest",
+        _LOG,
+        (
+            ("mean", GREEN, lambda update: update.logprob_gap or None),
+            ("largest", GREY, lambda update: update.logprob_gap_max or None),
+        ),
+    ),
+    _Panel(
+        "mean gap by sampler: trained, older",
+        _LOG,
+        (
+            ("the trained version", GREEN, lambda update: update.fresh_gap or None),
+            ("older versions", AMBER, _gap_of_older),
+        ),
+    ),
+    _Panel(
+        "effective samples",
+        _SHARE,
+        (("share of the targets", BLUE, lambda update: update.effective_samples),),
+    ),
+    _Panel(
+        "gradient norm",
+        _PLAIN,
+        (("before clipping", BLUE, lambda update: update.grad_norm),),
+    ),
+    _Panel(
+        "groups without gradient",
+        _SHARE,
+        (("share", RED, _without_gradient),),
+    ),
+    _Panel(
+        "entropy, nats",
+        _PLAIN,
+        (("mean over targets", GREEN, lambda update: update.entropy),),
+    ),
+    _Panel(
+        "learning rate",
+        {"rangemode": "tozero", "exponentformat": "e"},
+        (("rate", GREY, lambda update: update.learning_rate),),
+    ),
+)
 
 
 def seconds_of_steps(history: History) -> go.Figure:

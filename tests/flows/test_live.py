@@ -19,6 +19,7 @@ from storage.run import Run
 from tests.flows.recorded import (
     CAPACITY,
     EVALUATION_S,
+    QUERIES,
     STEP_S,
     STEPS,
     UPDATES,
@@ -85,6 +86,9 @@ def test_everything_that_counts_is_on_it(running: Run) -> None:
         "0.450",  # pass rate of the last update
         "(version 0)",
         "1.00 mean, 1 at most",
+        "gradient norm 0.2, clipped 10% (4% below, 6% above), effective samples 90%",
+        f"1 of {QUERIES // UPDATES} groups",  # the line is folded
+        "1.0e-02 mean, 1.0e-01 at most; version 4 1.0e-02",
         "250 sampled",
         "1,000 trained",
         "running for 2 min 05 s",

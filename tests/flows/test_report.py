@@ -91,6 +91,19 @@ def test_figures_show_what_was_recorded(run: Run) -> None:
     assert list(steps["whole step"].y) == [STEP_S] * STEPS
 
 
+def test_health_shows_each_figure_of_each_update(run: Run) -> None:
+    history = read_history(run)
+    lines = {trace.name: list(trace.y) for trace in figures.health(history).data}
+    first, second = lines["the trained version"][:2]
+    assert (first, second) == (1e-7, None)
+    assert lines["older versions"][:2] == [None, 1e-2]
+    assert lines["below"][:2] == [0.0, 0.04] and lines["above"][:2] == [0.0, 0.06]
+    assert lines["share of the targets"][:2] == [1.0, 0.9]
+    assert lines["before clipping"] == [0.2] * STEPS * UPDATES
+    assert lines["share"][:2] == [0.0, UPDATES / QUERIES]
+    assert lines["mean over targets"][0] == 0.3 and lines["rate"][0] == 5e-4
+
+
 def test_the_page_needs_nothing_else(run: Run) -> None:
     key = write_report(run)
     page = run.store.read(key).decode()
