@@ -35,6 +35,7 @@ class Board:
 
     def __init__(self, *, live: Iterable[str], serve_version: int, expected: int = 0) -> None:
         self._serve_version = serve_version
+        self._next_version: int | None = None
         self._changed = threading.Condition()
         self._live = set(live)
         self._work = TrainingWork(expected=expected)
@@ -43,6 +44,10 @@ class Board:
         self._cells: dict[str, CellState] = {}
         self._switch_s = 0.0
         self._switching_since: float | None = None
+        self._held: frozenset[str] = frozenset()
+        self._reports = 0
+        self._asked = 0
+        self._settled = -1
         self._error: BaseException | None = None
         self._stopped = False
 
@@ -53,14 +58,28 @@ class Board:
             return self._serve_version
 
     def serve(self, version: int) -> None:
-        """Cells that come back to rollout serve ``version``: the step's executions have ended."""
+        """Cells serve ``version`` from when no execution lives that needs the one before."""
+        with self._changed:
+            if self._live:
+                self._next_version = version
+            else:
+                self._serve_version = version
+            self._note()
+
+    def launch(self, executions: Iterable[str], version: int) -> None:
+        """Further executions live from now on, served with ``version``.
+
+        Raises:
+            ValueError: some that live need another version.
+        """
         with self._changed:
             if self._live and version != self._serve_version:
                 raise ValueError(
                     f"{len(self._live)} executions still need version {self._serve_version}"
                 )
             self._serve_version = version
-            self._changed.notify_all()
+            self._live.update(executions)
+            self._note()
 
     @property
     def live(self) -> int:
@@ -111,17 +130,51 @@ class Board:
             # executions would only ask every daemon for its state again.
             if not self._live:
                 self._rollout_s = time.monotonic() - self._began
-                self._changed.notify_all()
+                if self._next_version is not None:
+                    self._serve_version, self._next_version = self._next_version, None
+                self._note()
 
     def set_work(self, work: TrainingWork) -> None:
         with self._changed:
             self._work = work
+            self._note()
+
+    @property
+    def asked(self) -> int:
+        """Rises with everything that the manager may have to act on."""
+        with self._changed:
+            return self._asked
+
+    def set_held(self, cells: frozenset[str]) -> None:
+        """Told often by the training: cells whose replica is busy, or holds a gradient that is not
+        at the core yet. It gives no work to a cell that was not a trainer when it last asked."""
+        with self._changed:
+            self._held = cells
+            self._reports += 1
             self._changed.notify_all()
 
-    def set_cells(self, cells: dict[str, CellState]) -> None:
+    def wait_released(self, cell: str, limit_s: float) -> bool:
+        """Until the training wants nothing more of a cell that is no trainer any longer.
+
+        Returns:
+            Whether it said so within ``limit_s``; at once where nothing is left to train.
+        """
+        with self._changed:
+            before = self._reports
+
+            def free() -> bool:
+                over = self._stopped or self._error is not None or self._work.expected == 0
+                return over or (self._reports > before and cell not in self._held)
+
+            return self._changed.wait_for(free, limit_s)
+
+    def set_cells(self, cells: dict[str, CellState], *, settled: int = -1) -> None:
+        """What the manager sees. ``settled`` is the value that ``asked`` had when it found nothing
+        to do, with no cell switching; -1 while there is something."""
         switching = any(cell.role is Role.SWITCHING for cell in cells.values())
         with self._changed:
             self._cells = dict(cells)
+            self._settled = settled
             if switching and self._switching_since is None:
                 self._switching_since = time.monotonic()
             if not switching and self._switching_since is not None:
@@ -154,6 +207,20 @@ class Board:
             if not self._stopped and self._error is None:
                 self._changed.wait(limit_s)
 
+    def wait_settled(self, limit_s: float) -> bool:
+        """Until the manager has done everything that was asked for up to now.
+
+        Returns:
+            Whether it has, within ``limit_s``; False too when the step is over before.
+        """
+        with self._changed:
+            asked = self._asked
+
+            def done() -> bool:
+                return self._settled >= asked or self._stopped or self._error is not None
+
+            return self._changed.wait_for(done, limit_s) and self._settled >= asked
+
     def wait_serving(self, limit_s: float) -> None:
         """Until a cell serves ``serve_version``; at once when nothing lives or the step is over.
 
@@ -176,3 +243,8 @@ class Board:
                     f"no cell serves version {self.serve_version} after {limit_s:g} s; seen: {seen}"
                 )
             self.wait_change(0.5)
+
+    def _note(self) -> None:
+        """Something the manager may have to act on has changed; the lock is held."""
+        self._asked += 1
+        self._changed.notify_all()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from cells.client import DaemonClient, DaemonError, DaemonGoneError, FencedError
 from configs.run import RunConfig
 from storage.layout import RunLayout
 from storage.objects import Store
+
+Parts = dict[str, float]
+"""Seconds by what was done: reroute, pull, role and ready here; what the role change consisted of
+as its host tells."""
 
 SILENCE_S = 60.0
 """How long a daemon may not answer before it counts as lost."""
@@ -40,7 +44,6 @@ class Mover:
         self._store = store
         self._layout = layout
         self._limit_s = config.cells.switch_limit_s
-        self._capacity = config.cells.executions_per_cell
         self._cells = dict(cells)
         self._core = core
         self._gateway = gateway
@@ -76,31 +79,75 @@ class Mover:
             with suppress(DaemonGoneError):
                 self._gateway = DaemonClient.find(self._store, self._layout, self._gateway.name)
 
-    def to_training(self, name: str) -> None:
-        """New calls go elsewhere, running ones are re-issued elsewhere, then the role changes."""
-        self.announce(name, "leaving", self.status(name)["engine"]["version"])
-        self._set_role(name, "training", None)
+    def to_training(self, name: str) -> Parts:
+        """New calls go elsewhere, running ones are re-issued elsewhere, then the role changes.
 
-    def to_rollout(self, name: str, version: int) -> None:
-        """Weights of ``version`` come first, from the core where this cell lacks them."""
+        Raises:
+            DaemonError: not done within the limit of a move, or refused.
+        """
+        left = _Left(self._limit_s)
+        version = self.status(name)["engine"]["version"]
+        with left.part("reroute"):
+            self.announce(name, "leaving", version, limit_s=left.seconds())
+        return left.parts | self._set_role(name, "training", None, left)
+
+    def to_rollout(self, name: str, version: int, capacity: int) -> Parts:
+        """Weights of ``version`` come first, from the core where this cell lacks them.
+
+        Raises:
+            DaemonError: not done within the limit of a move, or refused.
+        """
+        left = _Left(self._limit_s)
         status = self.status(name)
         if version not in (status["engine"]["version"], status["replica"]["version"]):
-            self._pull(name, version)
-        self._set_role(name, "rollout", version)
-        self.announce(name, "serving", version)
+            with left.part("pull"):
+                self._pull(name, version, left)
+        host = self._set_role(name, "rollout", version, left)
+        with left.part("ready"):
+            self.announce(name, "serving", version, capacity, limit_s=left.seconds())
+        return left.parts | host
 
-    def announce(self, name: str, state: str, version: int) -> None:
-        """Tell the gateway that a cell is ``serving`` or ``leaving``."""
+    def settled_status(self, name: str, limit_s: float) -> dict[str, Any]:
+        """The status of a cell when a switch that is under way, or going back, has ended.
+
+        Raises:
+            FencedError: it obeys a newer manager.
+            DaemonError: it can't be asked, has failed, or goes on switching.
+        """
+        deadline = time.monotonic() + limit_s
+        while True:
+            status = self.status(name)
+            if status["role"] in ("rollout", "training"):
+                return status
+            if status["role"] == "failed" or time.monotonic() > deadline:
+                raise DaemonError(f"{name}: role {status['role']}: {status.get('detail', '')}")
+            time.sleep(_POLL_S)
+
+    def announce(
+        self,
+        name: str,
+        state: str,
+        version: int,
+        capacity: int = 1,
+        *,
+        limit_s: float | None = None,
+    ) -> None:
+        """Tell the gateway that a cell is ``serving`` so many executions, or ``leaving``.
+
+        Raises:
+            DaemonError: the cell or the gateway does not answer in time.
+        """
         engine = self.status(name)["engine"]
         body = {
             "epoch": self._epoch,
             "url": engine["url"],
             "token": engine.get("token"),
-            "capacity": self._capacity,
+            "capacity": capacity,
             "version": version,
             "state": state,
         }
-        self._gateway.call("PUT", f"/admin/cells/{name}", body, limit_s=self._limit_s)
+        limit_s = self._limit_s if limit_s is None else limit_s
+        self._gateway.call("PUT", f"/admin/cells/{name}", body, limit_s=limit_s)
 
     def forget(self, name: str) -> None:
         """Take a lost cell from the gateway, if that answers."""
@@ -112,21 +159,59 @@ class Mover:
                 limit_s=_ASK_LIMIT_S,
             )
 
-    def _pull(self, name: str, version: int) -> None:
+    def _pull(self, name: str, version: int, left: _Left) -> None:
         # A gradient that was left when a micro-step failed belongs to the old weights.
-        self._replica(name, "discard", {})
-        published = self._replica(self._core, "publish", {})
-        answer = self._replica(name, "pull", {"descriptor": published["descriptor"]})
+        self._replica(name, "discard", {}, left)
+        published = self._replica(self._core, "publish", {}, left)
+        answer = self._replica(name, "pull", {"descriptor": published["descriptor"]}, left)
         if answer["version"] != version:
             raise DaemonError(
                 f"{name}: pulled version {answer['version']} from the core, the step serves "
                 f"version {version}"
             )
 
-    def _replica(self, name: str, command: str, args: dict[str, Any]) -> dict[str, Any]:
+    def _replica(
+        self, name: str, command: str, args: dict[str, Any], left: _Left
+    ) -> dict[str, Any]:
         body = {"epoch": self._epoch, "args": args}
-        return self._cells[name].call("POST", f"/replica/{command}", body, limit_s=self._limit_s)
+        path = f"/replica/{command}"
+        return self._cells[name].call("POST", path, body, limit_s=left.seconds())
 
-    def _set_role(self, name: str, role: str, version: int | None) -> None:
+    def _set_role(self, name: str, role: str, version: int | None, left: _Left) -> Parts:
+        """What the host says the switch consisted of; nothing where the cell was as asked."""
         body = {"epoch": self._epoch, "role": role, "version": version}
-        self._cells[name].call("POST", "/role", body, limit_s=self._limit_s)
+        with left.part("role"):
+            answer = self._cells[name].call("POST", "/role", body, limit_s=left.seconds())
+        switches = answer.get("switches") or [{}]
+        return dict(switches[-1].get("parts", {}))
+
+
+class _Left:
+    """What is left of a move's time, and what was spent on which part."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._deadline = time.monotonic() + limit_s
+        self.parts: Parts = {}
+
+    def seconds(self) -> float:
+        """
+        Raises:
+            DaemonError: none is left.
+        """
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise DaemonError(
+                f"the move took longer than cells.switch_limit_s ({self._limit_s:g} s); "
+                f"so far: {self.parts}"
+            )
+        return left
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Count the seconds of the block."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.parts[name] = round(time.monotonic() - began, 4)

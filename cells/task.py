@@ -8,7 +8,8 @@ from prefect.cache_policies import NO_CACHE
 from cells.board import Board
 from cells.client import DaemonClient
 from cells.manager import Decision, Manager
-from cells.scheduler import make_policy
+from cells.scheduler import Policy, make_policy
+from configs.cells import CellsConfig, PolicyName
 from storage.run import open_run
 
 
@@ -43,9 +44,18 @@ def manage_cells(
         config=run.config,
         cells=cells,
         gateway=gateway,
-        policy=make_policy(run.config.cells.policy),
+        policy=policy_of(run.config.cells),
         board=board,
         step=step,
         epoch=epoch,
         report=report,
     ).run()
+
+
+def policy_of(cells: CellsConfig) -> Policy:
+    """The policy of a run, with its settings."""
+    if cells.policy is PolicyName.ELASTIC:
+        return make_policy(cells.policy, **cells.elastic.model_dump())
+    if cells.policy is PolicyName.ASYNC:
+        return make_policy("async_streaming", training_cells=cells.training_cells)
+    return make_policy(cells.policy)

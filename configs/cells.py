@@ -13,6 +13,8 @@ class PolicyName(StrEnum):
     """Scheduler policies of the manager."""
 
     COLOCATE = "colocate"
+    ELASTIC = "elastic"
+    ASYNC = "async"
 
 
 class Device(StrEnum):
@@ -34,10 +36,42 @@ class CellConfig(Section):
     )
 
 
+class ElasticConfig(Section):
+    """When cells.policy=elastic moves a cell."""
+
+    min_gain: float = setting(
+        1.0,
+        "Seconds of training that a satellite must save for each second that its switches and its "
+        "pull of weights cost.",
+        unit="1",
+        ge=0,
+        le=1e6,
+    )
+    dwell_s: float = setting(
+        0.0, "Shortest time in a role before a cell leaves it.", unit="seconds", ge=0, le=86_400
+    )
+    headroom: float = setting(
+        0.0,
+        "Share of the live work that the cells that stay must have room for beyond it.",
+        unit="share",
+        ge=0,
+        le=10,
+    )
+
+
 class CellsConfig(Section):
     """The cells of a run."""
 
-    policy: PolicyName = setting(PolicyName.COLOCATE, "Scheduler policy.")
+    policy: PolicyName = setting(
+        PolicyName.COLOCATE,
+        "colocate: all cells serve, then all train. elastic: cells leave rollout one after another "
+        "as soon as the others can serve what still lives, train what is sealed, and come back. "
+        "async: training_cells train, the others serve the next step's batch meanwhile.",
+    )
+    training_cells: int = setting(
+        1, "Cells that train under cells.policy=async, the core first.", unit="cells", ge=1, le=255
+    )
+    elastic: ElasticConfig = setting(ElasticConfig(), "The policy elastic.")
     device: Device = setting(Device.CPU, "cuda was not run on a GPU yet.")
     cells: tuple[CellConfig, ...] = setting(
         (CellConfig(name="a", cpus=(0,), core=True), CellConfig(name="b", cpus=(1,))),
@@ -45,11 +79,21 @@ class CellsConfig(Section):
         min_length=1,
         max_length=256,
     )
-    executions_per_cell: int = setting(
-        32, "Most live executions of a cell; further ones wait.", unit="executions", ge=1, le=65_536
+    executions_per_cell: int | None = setting(
+        32,
+        "Most live executions of a cell; further ones wait. None derives it from the tokens of its "
+        "KV cache and the mean context of the executions that run.",
+        unit="executions",
+        ge=1,
+        le=65_536,
     )
     kv_tokens: int = setting(
         32_768, "Tokens of a cell's KV cache.", unit="tokens", ge=1024, le=1_073_741_824
+    )
+    release_memory: bool = setting(
+        False,
+        "An engine gives the memory of its weights and KV cache back while its cell trains; needed "
+        "where engine and replica do not fit side by side. Frees nothing on a CPU.",
     )
     decide_every_s: float = setting(
         0.5, "Time between two decisions of the manager.", unit="seconds", ge=0.05, le=600
@@ -76,6 +120,11 @@ class CellsConfig(Section):
         cores = [cell.name for cell in self.cells if cell.core]
         if len(cores) != 1:
             raise ValueError(f"exactly one cell must be the core, got {cores or 'none'}")
+        if self.policy is PolicyName.ASYNC and self.training_cells >= len(self.cells):
+            raise ValueError(
+                f"policy async with training_cells={self.training_cells} leaves none of the "
+                f"{len(self.cells)} cells to serve rollouts"
+            )
         return self
 
 

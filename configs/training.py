@@ -333,9 +333,22 @@ class TrainingConfig(Section):
         return self
 
 
+class StaleKind(StrEnum):
+    """What is done about rollouts that would be too old when they are trained."""
+
+    WAIT = "wait"
+    DROP = "drop"
+
+
 class StalenessConfig(Section):
     """How old a rollout may be when it is trained."""
 
     max: int = setting(
         8, "Largest version difference of a target token.", unit="updates", ge=0, le=1024
+    )
+    stale: StaleKind = setting(
+        StaleKind.WAIT,
+        "Where rollouts would be older than that (async: 2 x updates_per_step - 1 at most): wait "
+        "begins them when the step before is trained; drop begins them beside it, and leaves out "
+        "groups that are too old when their update trains. Each update counts those.",
     )

@@ -78,12 +78,9 @@ def starting_point(run: Run, first_policy: str) -> Start:
             f"checkpoint has {newest}. Start a new run from what there is: --set "
             f"model.source=hf_directory --set model.path={_folder(run, checkpoint, first_policy)}"
         )
-    plan = run.layout.step_plan(step)
-    version = newest
-    if run.store.exists(plan):
-        planned = run.store.read_record(plan, StepPlan)
-        if living(run, planned.queries):
-            version = planned.policy_version
+    version = _planned(run, step)
+    if version is None:
+        version = newest
     if not version:
         return Start(first_policy, 0, checkpoint)
     served = find_checkpoint(run, version)
@@ -105,6 +102,18 @@ def first_undone(run: Run) -> tuple[int, int]:
             return step, version
         version = run.store.read_record(key, StepDone).policy_version
     return run.config.training.steps, version
+
+
+def _planned(run: Run, step: int) -> int | None:
+    """The version that executions which have still to be run were planned with: those of ``step``,
+    or of the next one where that is rolled out while this one trains."""
+    for planned in (step, step + 1):
+        key = run.layout.step_plan(planned)
+        if run.store.exists(key):
+            plan = run.store.read_record(key, StepPlan)
+            if living(run, plan.queries):
+                return plan.policy_version
+    return None
 
 
 def _folder(run: Run, checkpoint: Checkpoint | None, first_policy: str) -> str:

@@ -21,7 +21,8 @@ from cells.board import Board
 from cells.checkpoint import CheckpointError, prune_checkpoints, save_checkpoint
 from cells.client import DaemonClient, DaemonError
 from cells.epoch import take_epoch
-from cells.task import manage_cells
+from cells.task import manage_cells, policy_of
+from configs.training import StaleKind
 from flows.attempt import attempt, first_undone
 from flows.hosts import Hosts, kept_elsewhere, kept_hosts
 from flows.plan import step_plan
@@ -132,8 +133,10 @@ def _run(run: Run, root: str, hosts: Hosts, step: int) -> int:
         return done
     began = time.monotonic()
     core = hosts.cells[hosts.core]
-    plan = step_plan(run, step, hosts.core_version())
+    core_version = hosts.core_version()
+    plan = step_plan(run, step, core_version)
     epoch = take_epoch(run.store, run.layout)
+    ahead = _ahead(run, plan, core_version)
     board = Board(
         live=living(run, plan.queries),
         serve_version=plan.policy_version,
@@ -149,10 +152,16 @@ def _run(run: Run, root: str, hosts: Hosts, step: int) -> int:
         board.wait_serving(run.config.cells.switch_limit_s)
         _roll_out_and_build(run, root, hosts, board, plan, feed)
         feed.close()
+        if ahead is not None:
+            board.launch(living(run, ahead.queries), ahead.policy_version)
+            board.wait_serving(run.config.cells.switch_limit_s)
+            _roll_out_and_build(run, root, hosts, board, ahead, GroupFeed())
         version = trainer.result()
         checkpoint = save_checkpoint(
             run, core, epoch=epoch, step=step, update=run.config.training.updates_per_step
         )
+        # The next step begins with cells that serve; one that is late by then comes in it.
+        board.wait_settled(run.config.cells.switch_limit_s)
     except Exception as error:
         feed.fail(error)
         _end(board, manager, trainer)
@@ -176,6 +185,18 @@ def _run(run: Run, root: str, hosts: Hosts, step: int) -> int:
         checkpoint.key,
     )
     return version
+
+
+def _ahead(run: Run, plan: StepPlan, version: int) -> StepPlan | None:
+    """The batch that is rolled out while the step trains its own; None where the policy overlaps
+    nothing, in the last step, and where its tokens would be too old and are not to be dropped."""
+    training, staleness = run.config.training, run.config.staleness
+    if not policy_of(run.config.cells).pipeline.lag or plan.step + 1 >= training.steps:
+        return None
+    oldest = 2 * training.updates_per_step - 1
+    if staleness.stale is StaleKind.WAIT and oldest > staleness.max:
+        return None
+    return step_plan(run, plan.step + 1, version)
 
 
 def _end(board: Board, *tasks: PrefectFuture[Any]) -> None:

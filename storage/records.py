@@ -320,7 +320,9 @@ class UpdateMetrics(Record):
     """Mean over samples of the divergence to the reference policy; None without that term."""
     groups: int = 0
     groups_without_gradient: int = 0
-    """Without spread in their rewards, or with too few valid executions."""
+    """Without spread in their rewards, with too few valid executions, or too old."""
+    groups_stale: int = 0
+    """Left out of the update: older than the bound on staleness allows."""
 
 
 class Evaluation(Record):

@@ -112,6 +112,7 @@ async def _start(run: Run, config: CellConfig, name: str, policy: Path, version:
             version=version,
             switch_limit_s=cells.switch_limit_s,
             compute_limit_s=run.config.training.micro_step_limit_s,
+            release_memory=cells.release_memory,
         )
         await cell.start()
         undo.pop_all()
@@ -129,7 +130,8 @@ def _causes(error: BaseException) -> list[str]:
 def _engine_settings(run: Run, config: CellConfig, policy: Path, version: int) -> EngineSettings:
     cells = run.config.cells
     index = [cell.name for cell in cells.cells].index(config.name)
-    requests = cells.executions_per_cell * run.config.gateway.calls_per_execution
+    executions = cells.executions_per_cell or _REQUESTS_LIMIT
+    requests = executions * run.config.gateway.calls_per_execution
     return EngineSettings(
         policy=policy,
         version=version,
@@ -141,6 +143,7 @@ def _engine_settings(run: Run, config: CellConfig, policy: Path, version: int) -
         seed=(run.config.seed * 1_000_003 + version * 1009 + index) % _SEEDS,
         port=free_port(),
         admin_key=secrets.token_urlsafe(24),
+        release_memory=cells.release_memory,
     )
 
 

@@ -84,6 +84,7 @@ class HostApi:
                 "url": cell.engine.url,
                 "token": cell.engine.token,
                 "version": cell.engine_version,
+                "token_capacity": cell.engine.token_capacity,
                 "pid": cell.engine.pid,
                 "cpu_s": engine_s,
             },
@@ -94,8 +95,9 @@ class HostApi:
                 "state": "awake" if cell.roles.role is HostRole.TRAINING else "asleep",
             },
             "incarnation": self._daemon.incarnation,
-            "switches": [{"to": s.to, "seconds": s.seconds} for s in cell.roles.switches],
+            "switches": [asdict(switch) for switch in cell.roles.switches],
             "mooncake": asdict(cell.moved),
+            "pace": asdict(cell.pace),
         }
 
     async def _role(self, request: Request) -> dict[str, Any]:

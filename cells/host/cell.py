@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from cells.host.parts import Engine, Replica
 from cells.host.roles import HostRole, RoleMachine
 
 WATCH_S = 0.5
+_SMOOTHING = 0.3
+"""Weight of the newest measurement in a running mean."""
 
 TRAINING_COMMANDS = frozenset({"micro_step", "freeze", "reduce", "step"})
 """Only in role training: they compute, or need what was computed."""
@@ -66,6 +69,21 @@ class Moved:
             self.published_bytes += int(answer["descriptor"]["nbytes"])
 
 
+@dataclass
+class Pace:
+    """Running means of what the scheduler weighs, in seconds; None before the first one."""
+
+    micro_step_s: float | None = None
+    pull_s: float | None = None
+
+    def count(self, command: str, seconds: float) -> None:
+        """Add how long ``command`` took, its wait for an earlier one included."""
+        if command == "micro_step":
+            self.micro_step_s = _mean(self.micro_step_s, seconds)
+        elif command == "pull":
+            self.pull_s = _mean(self.pull_s, seconds)
+
+
 class Cell:
     """Engine and replica of one cell under one role.
 
@@ -73,6 +91,7 @@ class Cell:
         version: of the weights that both start with.
         switch_limit_s: longest time of a role change, and of a command that moves weights.
         compute_limit_s: longest time of a command that computes.
+        release_memory: the engine gives its memory back while the cell trains.
     """
 
     def __init__(
@@ -85,6 +104,7 @@ class Cell:
         version: int,
         switch_limit_s: float,
         compute_limit_s: float,
+        release_memory: bool = False,
     ) -> None:
         self.name = name
         self.engine = engine
@@ -94,9 +114,15 @@ class Cell:
         self.roles = RoleMachine()
         self.fence = Fence()
         self.moved = Moved()
+        self.pace = Pace()
         self._exports = exports
         self._switch_limit_s = switch_limit_s
         self._compute_limit_s = compute_limit_s
+        self._release_memory = release_memory
+        self._released = False
+        """The engine has given its memory back."""
+        self._empty = False
+        """The engine has its memory, and no weights in it."""
         self._switching = asyncio.Lock()
 
     async def start(self) -> None:
@@ -134,12 +160,19 @@ class Cell:
                 return
             async with self._switch(to):
                 if to is HostRole.TRAINING:
-                    await self.engine.drain(self._switch_limit_s)
-                    await self.replica.call("wake", {}, self._switch_limit_s)
+                    with self.roles.part("drain"):
+                        await self.engine.drain(self._switch_limit_s)
+                    with self.roles.part("memory"):
+                        await self._give_memory()
+                    with self.roles.part("replica"):
+                        await self.replica.call("wake", {}, self._switch_limit_s)
                     return
-                if version is not None:
-                    await self._serve(version)
-                await self.replica.call("sleep", {}, self._switch_limit_s)
+                with self.roles.part("memory"):
+                    await self._take_memory()
+                with self.roles.part("weights"):
+                    await self._serve(self.engine_version if version is None else version)
+                with self.roles.part("replica"):
+                    await self.replica.call("sleep", {}, self._switch_limit_s)
 
     async def set_version(self, epoch: int, version: int) -> None:
         """Give the engine the replica's weights of ``version``; the role stays.
@@ -168,7 +201,9 @@ class Cell:
         if command in TRAINING_COMMANDS:
             self.roles.require(HostRole.TRAINING, command)
         limit_s = self._compute_limit_s if command in COMPUTING else self._switch_limit_s
+        began = time.monotonic()
         answer = await self.replica.call(command, args, limit_s)
+        self.pace.count(command, time.monotonic() - began)
         if command in VERSION_COMMANDS:
             self.replica_version = int(answer["version"])
         self.moved.count(command, answer)
@@ -219,14 +254,33 @@ class Cell:
         try:
             # An update that was late may have taken effect: only the engine knows.
             self.engine_version = await self.engine.version()
+            if before is HostRole.TRAINING:
+                await self._give_memory()
+            else:
+                await self._take_memory()
+                await self._serve(self.engine_version)
             command = "wake" if before is HostRole.TRAINING else "sleep"
             await self.replica.call(command, {}, self._switch_limit_s)
             self.roles.abandon(f"a switch was refused: {error}")
         except Exception as worse:  # noqa: BLE001 - whatever it is, the cell can't be trusted
             self.roles.fail(f"{error}; after that: {worse}")
 
+    async def _give_memory(self) -> None:
+        if self._release_memory and not self._released:
+            await self.engine.release_memory(self._switch_limit_s)
+            self._released = True
+
+    async def _take_memory(self) -> None:
+        if self._released:
+            await self.engine.resume_memory(self._switch_limit_s)
+            self._released, self._empty = False, True
+
     async def _serve(self, version: int) -> None:
         if version == self.engine_version:
+            if self._empty:
+                path = self._exports.served(version)
+                await self.engine.update_weights(path, version, self._switch_limit_s)
+                self._empty = False
             return
         path = await asyncio.to_thread(self._exports.fresh, version)
         answer = await self.replica.call("export", {"path": str(path)}, self._switch_limit_s)
@@ -238,5 +292,9 @@ class Cell:
                 f"{self.replica_version}; pull or load it first"
             )
         await self.engine.update_weights(path, version, self._switch_limit_s)
-        self.engine_version = version
+        self.engine_version, self._empty = version, False
         await asyncio.to_thread(self._exports.keep_only, version)
+
+
+def _mean(old: float | None, new: float) -> float:
+    return new if old is None else _SMOOTHING * new + (1 - _SMOOTHING) * old

@@ -49,6 +49,7 @@ class Exports:
         name = re.sub(r"[^A-Za-z0-9._-]", "_", f"{PREFIX}{run_id[:48]}-{cell}-{digest}")
         self.folder = memory / name if _has_room(memory, policy) else scratch
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._policy = policy
         self._lock = open(self.folder / LOCK, "wb")  # noqa: SIM115 - held until close
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -65,6 +66,11 @@ class Exports:
         path = self.folder / f"v{version}"
         shutil.rmtree(path, ignore_errors=True)
         return path
+
+    def served(self, version: int) -> Path:
+        """Where the weights are that an engine serves as ``version``."""
+        path = self.folder / f"v{version}"
+        return path if path.is_dir() else self._policy
 
     def keep_only(self, version: int | None) -> None:
         """Remove all others. The one that an engine serves stays: it goes back to it on failure."""

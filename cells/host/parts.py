@@ -19,6 +19,10 @@ class Engine(Protocol):
     def token(self) -> str:
         """For its control calls."""
 
+    @property
+    def token_capacity(self) -> int:
+        """Tokens that its KV cache holds."""
+
     def failure(self) -> str:
         """How its process ended and what it said last; empty while it lives."""
 
@@ -26,6 +30,12 @@ class Engine(Protocol):
         """End every generation with its partial answer."""
 
     async def update_weights(self, path: Path, version: int, limit_s: float) -> None: ...
+
+    async def release_memory(self, limit_s: float) -> None:
+        """Give back what weights and KV cache take; only while nothing generates."""
+
+    async def resume_memory(self, limit_s: float) -> None:
+        """Take it again, without what was in it."""
 
     async def version(self) -> int: ...
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 SWITCHES_KEPT = 256
@@ -40,6 +42,8 @@ class Switch:
 
     to: HostRole
     seconds: float
+    parts: dict[str, float] = field(default_factory=dict)
+    """Seconds of what it consisted of: drain, backup, memory, replica, weights."""
 
 
 class RoleMachine:
@@ -51,6 +55,7 @@ class RoleMachine:
         self.switches: deque[Switch] = deque(maxlen=SWITCHES_KEPT)
         self._before = HostRole.STARTING
         self._since = time.monotonic()
+        self._parts: dict[str, float] = {}
 
     def started(self) -> None:
         """Engine and replica are ready; every cell begins in rollout."""
@@ -64,7 +69,14 @@ class RoleMachine:
         """
         before = self.role
         self._move(HostRole.SWITCHING, f"from {before} to {to}")
-        self._before, self._since = before, time.monotonic()
+        self._before, self._since, self._parts = before, time.monotonic(), {}
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Count the seconds of the block as a part of the switch under way."""
+        began = time.monotonic()
+        yield
+        self._parts[name] = self._parts.get(name, 0.0) + time.monotonic() - began
 
     def finish(self, to: HostRole) -> None:
         """The switch is carried out.
@@ -73,7 +85,8 @@ class RoleMachine:
             WrongRoleError: the cell failed meanwhile.
         """
         self._move(to, "")
-        self.switches.append(Switch(to, round(time.monotonic() - self._since, 3)))
+        parts = {name: round(seconds, 4) for name, seconds in self._parts.items()}
+        self.switches.append(Switch(to, round(time.monotonic() - self._since, 3), parts))
 
     def abandon(self, detail: str) -> None:
         """The switch was refused and everything is as before it.

@@ -90,6 +90,11 @@ class EngineClient:
             raise EngineRefusedError(f"{self.url}: weight version {text!r} is not a number")
         return int(text)
 
+    async def token_capacity(self, limit_s: float = PROBE_LIMIT_S) -> int:
+        """Tokens that its KV cache holds; on a GPU SGLang may have less than was asked for."""
+        answer = await self._call("GET", "/server_info", None, limit_s)
+        return int(answer["max_total_num_tokens"])
+
     async def drain(self, limit_s: float) -> None:
         """End every generation (its client gets the partial answer), then take new ones again."""
         try:
@@ -113,6 +118,15 @@ class EngineClient:
             await self._resume()
         if not answer.get("success"):
             raise EngineRefusedError(f"{self.url}: {path}: {answer.get('message')}")
+
+    async def release_memory(self, limit_s: float) -> None:
+        """Give the memory of weights and KV cache back. Only while nothing generates: SGLang ends
+        itself otherwise. What was in it is gone."""
+        await self._call("POST", "/release_memory_occupation", {}, limit_s)
+
+    async def resume_memory(self, limit_s: float) -> None:
+        """Take it again; weights have to be loaded before anything is generated."""
+        await self._call("POST", "/resume_memory_occupation", {}, limit_s)
 
     async def _resume(self) -> None:
         """Also after a pause that failed: it may have taken effect, and calls would hang."""

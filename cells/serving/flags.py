@@ -24,6 +24,7 @@ class EngineSettings:
         seed: of the sampling. Servers of a run need different ones: with the same, members of a
             group that run on two cells could draw the same numbers.
         admin_key: bearer token of the control calls; generations need none.
+        release_memory: it will be asked to give its memory back.
     """
 
     policy: Path
@@ -35,6 +36,7 @@ class EngineSettings:
     seed: int
     port: int
     admin_key: str
+    release_memory: bool = False
     host: str = "127.0.0.1"
 
     @property
@@ -67,6 +69,8 @@ def engine_argv(settings: EngineSettings) -> list[str]:
             "sampling-backend": "pytorch",
         }
         switches.append("disable-overlap-schedule")  # overlaps a GPU's work with the CPU's
+    elif settings.release_memory:
+        switches.append("enable-memory-saver")
     argv = [sys.executable, "-m", "cells.serving.launch"]
     for name, value in flags.items():
         argv += [f"--{name}", value]

@@ -61,6 +61,8 @@ class EngineProcess:
         )
         self._client = EngineClient(settings.url, settings.admin_key)
         self._closed = False
+        self.token_capacity = settings.kv_tokens
+        """Tokens of its KV cache; what the server says, once it is ready."""
 
     @property
     def pid(self) -> int:
@@ -88,6 +90,7 @@ class EngineProcess:
         one that is late with its last line."""
         try:
             await self._client.wait_ready(limit_s, self.failure)
+            self.token_capacity = await self._client.token_capacity(limit_s)
         except EngineLateError as error:
             said = last_line(log_since(self._log, self._logged))
             raise EngineLateError(
@@ -106,6 +109,14 @@ class EngineProcess:
     async def update_weights(self, path: Path, version: int, limit_s: float) -> None:
         """See ``EngineClient.update_weights``."""
         await self._client.update_weights(path, version, limit_s)
+
+    async def release_memory(self, limit_s: float) -> None:
+        """See ``EngineClient.release_memory``."""
+        await self._client.release_memory(limit_s)
+
+    async def resume_memory(self, limit_s: float) -> None:
+        """See ``EngineClient.resume_memory``."""
+        await self._client.resume_memory(limit_s)
 
     async def close(self) -> None:
         """End the server and its children, remove its files. Safe to call again."""

@@ -224,7 +224,8 @@ def _cells(config: RunConfig, recording: Recording) -> dict[str, float]:
     count = len(config.cells.cells)
     return {
         "count": count,
-        "capacity": config.cells.executions_per_cell,
+        "capacity": config.cells.executions_per_cell
+        or max(1, config.cells.kv_tokens // config.model.context),
         "async_training_cells": max(1, count // 2),
         "to_training_s": recording.switch_s(Role.TRAINING),
         "to_rollout_s": recording.switch_s(Role.ROLLOUT),

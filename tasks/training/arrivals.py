@@ -10,7 +10,13 @@ from storage.samples import read_group
 from tasks.training.feed import GroupFeed
 from tasks.training.ledger import Ledger
 from tasks.training.packing import SampleSize
-from tasks.training.plan import GroupFacts, group_facts, update_of, update_shares
+from tasks.training.plan import (
+    GroupFacts,
+    group_facts,
+    update_of,
+    update_shares,
+    without_stale,
+)
 from tasks.training.shuffle import order_of
 
 
@@ -39,6 +45,7 @@ class Arrivals:
         self._planned = groups
         self._pack = config.training.pack
         self._shares = update_shares(groups, config.training.updates_per_step)
+        self._max_staleness = config.staleness.max
         self._in_order = config.training.shuffle is ShuffleKind.ARRIVAL
         self._order = order_of(config.training, groups=groups, seed=config.seed, step=step)
         self._waiting: list[str] = []
@@ -72,9 +79,23 @@ class Arrivals:
         self._waiting = [name for name in self._waiting if name not in due]
 
     def of(self, update: int) -> list[GroupFacts]:
-        """Groups of an update."""
+        """Groups of an update; those that are too old for it without their samples."""
         groups = self._ledger.groups()
-        return [facts for name, facts in self._facts.items() if groups[name] == update]
+        version = self._version_before(update)
+        return [
+            facts if version is None else without_stale(facts, version, self._max_staleness)
+            for name, facts in self._facts.items()
+            if groups[name] == update
+        ]
+
+    def _version_before(self, update: int) -> int | None:
+        """The version that an update trains on, taking each one before it that is still to come for
+        a step; None before the step's first one is known."""
+        opened = self._ledger.version
+        before = self._ledger.stepped(update - 1) if update else None
+        if before is not None:
+            return before.version
+        return None if opened is None else opened + update
 
     def counted_with(self, update: int) -> list[GroupFacts]:
         """Groups whose excluded executions count together at the end of an update: its own, or all

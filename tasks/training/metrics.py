@@ -100,6 +100,7 @@ def update_metrics(
         entropy=_mean(stats, ENTROPY, targets),
         kl=_mean(stats, "kl_sum", count),
         groups=len(facts),
+        groups_stale=sum(group.stale for group in facts),
         groups_without_gradient=sum(not group.voters for group in facts),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,6 +31,8 @@ class GroupFacts:
     samples: tuple[SampleSize, ...]
     versions: Mapping[int, int]
     """Target tokens by the version that sampled them."""
+    stale: bool = False
+    """Left out of its update: it is too old for it."""
 
 
 def group_facts(group: SealedGroup, pack: PackKind = PackKind.FLAT) -> GroupFacts:
@@ -55,6 +57,14 @@ def group_facts(group: SealedGroup, pack: PackKind = PackKind.FLAT) -> GroupFact
         samples=tuple(sizes),
         versions=dict(versions),
     )
+
+
+def without_stale(group: GroupFacts, version: int, most: int) -> GroupFacts:
+    """A group as an update on ``version`` trains it: one with a target that is more than ``most``
+    versions older has no samples and no voters."""
+    if not group.versions or version - min(group.versions) <= most:
+        return group
+    return replace(group, samples=(), voters=0, versions={}, stale=True)
 
 
 def update_shares(groups: int, updates: int) -> tuple[int, ...]:
@@ -82,7 +92,7 @@ def divisor(groups: Iterable[GroupFacts], mean: UpdateMean, min_valid: int) -> i
         min_valid: a group with fewer valid executions was dropped, and none of it counts.
     """
     if mean is UpdateMean.ALL_VALID:
-        valid = [len(group.rewards) for group in groups]
+        valid = [len(group.rewards) for group in groups if not group.stale]
         return sum(count for count in valid if count >= min_valid)
     return sum(group.voters for group in groups)
 

@@ -36,6 +36,7 @@ class Round:
         members: the replicas that may train now. One that is missing finishes its micro-step, its
             gradient is brought to the core, and then it is left alone.
         report: called with the work that is left whenever that may have changed.
+        held: called as often with the replicas that are busy, or whose gradient is not at the core.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Round:
         crew: Crew,
         members: Callable[[], Mapping[str, Replica]],
         report: Callable[[TrainingWork], None],
+        held: Callable[[frozenset[str]], None],
     ) -> None:
         self._budget = config.training.micro_step_tokens
         self._patience_s = config.cells.start_limit_s + config.cells.switch_limit_s
@@ -58,6 +60,7 @@ class Round:
         self._crew = crew
         self._look = members
         self._report = report
+        self._held = held
         self._seen: dict[str, Replica] = {}
         self._satellites = Satellites()
         self._descriptor: dict[str, Any] | None = None
@@ -124,6 +127,14 @@ class Round:
             self._rest()
 
     def report(self, *, closing: bool) -> None:
+        holders = self._held_by()
+        self._held(
+            frozenset(
+                name
+                for name, replica in self._seen.items()
+                if self._crew.busy(name) or (name in holders and not replica.core)
+            )
+        )
         self._report(
             training_work(
                 self._ledger,

@@ -47,6 +47,7 @@ def train_stream(
     anchors: Callable[[int], Mapping[str, Anchor]] = lambda _: {},
     on_update: Callable[[UpdateMetrics], None] = lambda _: None,
     report: Callable[[TrainingWork], None] = lambda _: None,
+    held: Callable[[frozenset[str]], None] = lambda _: None,
 ) -> tuple[UpdateMetrics, ...]:
     """Train the updates of a step, also those that an earlier attempt left undone.
 
@@ -62,6 +63,9 @@ def train_stream(
         on_update: called after each update that was trained here, when its record is durable and no
             replica works: the place to save a checkpoint.
         report: called with the training that is left, for the scheduler.
+        held: called often with the replicas that it still needs: busy ones, and those with a
+            gradient that is not at the core yet. It gives nothing to one that was no member when it
+            last looked, so that a replica that is in neither may be put to sleep.
 
     Returns:
         The records of all updates of the step.
@@ -101,6 +105,7 @@ def train_stream(
             crew=crew,
             members=replicas,
             report=report,
+            held=held,
         )
         run = _Step(store, layout, config, step, ledger, arrivals, spent)
         core = rounds.wait_for_core()

@@ -78,6 +78,7 @@ def train_stream(
             anchors=lambda version: anchors_of(run, version),
             on_update=updated,
             report=report,
+            held=board.set_held,
         )
     except BaseException as error:
         board.fail(error)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from cells import manager
 from cells.board import Board
-from cells.client import DaemonClient, DaemonError, FencedError
+from cells.client import DaemonClient, DaemonError, DaemonGoneError, FencedError
 from cells.levels import Level
 from cells.manager import Decision, Manager, NoCellsError
-from cells.scheduler import Role, TrainingWork, make_policy
+from cells.scheduler import Move, Pipeline, Policy, Role, Snapshot, TrainingWork, make_policy
 from configs.run import RunConfig
 from storage.journal import read_journal
 from storage.layout import RunLayout
@@ -31,15 +33,20 @@ class FakeCell:
         self.engine = self.replica = version
         self.epoch = 1
         self.fail_role: str | None = None
+        self.failures = 1_000_000
+        self.gone = False
         self.calls: list[str] = []
 
     def call(
         self, method: str, path: str, body: Any = None, *, limit_s: float = 0, params: Any = None
     ) -> dict[str, Any]:
+        if self.gone:
+            raise DaemonGoneError(f"{self.name}: connection refused")
         if path != "/status":
             self.calls.append(f"{path} {body.get('role', '')}".strip())
         if path == "/role":
-            if self.fail_role == body["role"]:
+            if self.fail_role == body["role"] and self.failures:
+                self.failures -= 1
                 raise DaemonError("the engine does not get idle")
             self.role = body["role"]
             if body["version"] is not None:
@@ -79,7 +86,15 @@ class FakeGateway:
 class Rig:
     """A manager on two fake cells, in a thread."""
 
-    def __init__(self, folder: Path, *, live: int, version: int = 0, **cells: FakeCell) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        live: int,
+        version: int = 0,
+        policy: Policy | None = None,
+        **cells: FakeCell,
+    ) -> None:
         self.cells = {"a": FakeCell("a"), "b": FakeCell("b"), **cells}
         self.gateway = FakeGateway()
         names = (f"e{number}" for number in range(live))
@@ -93,7 +108,7 @@ class Rig:
             config=config,
             cells=cast(dict[str, DaemonClient], self.cells),
             gateway=cast(DaemonClient, self.gateway),
-            policy=make_policy("colocate"),
+            policy=policy or make_policy("colocate"),
             board=self.board,
             step=0,
             epoch=1,
@@ -124,6 +139,15 @@ class Rig:
                 return
             self.board.wait_change(0.1)
         raise AssertionError(f"roles stayed {[(c.name, c.role) for c in self.board.cells()]}")
+
+    def until(self, ready: Callable[[], bool]) -> None:
+        """Wait for something, beside a training that holds no replica."""
+        for _ in range(200):
+            if ready():
+                return
+            self.board.set_held(frozenset())
+            self.board.wait_change(0.1)
+        raise AssertionError(f"it did not come: {self.gateway.cells}")
 
     def end(self) -> None:
         self.board.stop()
@@ -228,10 +252,7 @@ def test_a_restarted_gateway_is_told_of_the_cells_again(tmp_path: Path) -> None:
     rig = Rig(tmp_path, live=1)
     rig.board.wait_serving(LIMIT_S)
     rig.gateway.cells.clear()
-    for _ in range(200):
-        if rig.gateway.cells == {"a": "serving", "b": "serving"}:
-            break
-        rig.board.wait_change(0.1)
+    rig.until(lambda: rig.gateway.cells == {"a": "serving", "b": "serving"})
     rig.end()
     assert rig.gateway.cells == {"a": "serving", "b": "serving"}
 
@@ -254,3 +275,105 @@ def test_a_core_ahead_of_its_step_is_left_as_it_is_when_nothing_lives(tmp_path: 
     rig.end()
     assert rig.error is None
     assert ahead.engine == 2
+
+
+def test_elastic_trains_on_the_core_while_the_other_cell_serves(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, live=3, policy=make_policy("elastic"))
+    rig.board.wait_serving(LIMIT_S)
+    rig.board.set_work(TrainingWork(expected=6, sealed=2, ready=2))
+    rig.wait_roles(Role.TRAINING, 1)
+    assert rig.board.trainers() == ("a",)
+    assert rig.gateway.cells == {"a": "leaving", "b": "serving"}
+    rig.cells["a"].replica = 2
+    for name in ("e0", "e1", "e2"):
+        rig.board.execution_ended(name)
+    rig.board.serve(2)
+    rig.board.set_work(TrainingWork())
+    assert rig.board.wait_settled(LIMIT_S)
+    rig.end()
+    assert rig.error is None
+    assert {cell.engine for cell in rig.cells.values()} == {2}, "both serve what was trained"
+    assert [(d.cell, d.to) for d in rig.decisions if d.to == "training"] == [("a", "training")]
+
+
+def test_the_core_serves_the_steps_version_again_when_the_other_cell_dies(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, live=3, policy=make_policy("elastic"))
+    rig.board.wait_serving(LIMIT_S)
+    rig.board.set_work(TrainingWork(expected=6, sealed=2, ready=2))
+    rig.wait_roles(Role.TRAINING, 1)
+    rig.cells["a"].replica = 1  # it has trained an update; its engine still holds version 0
+    rig.board.set_work(TrainingWork(expected=4))
+    rig.cells["b"].gone = True
+    rig.until(lambda: rig.gateway.cells == {"a": "serving"})
+    rig.end()
+    assert rig.error is None
+    assert (rig.cells["a"].engine, "/replica/pull" in rig.cells["a"].calls) == (0, False)
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_a_cell_whose_move_failed_goes_on_and_moves_later(tmp_path: Path, name: str) -> None:
+    moody = FakeCell(name)
+    moody.fail_role, moody.failures = "training", 2
+    rig = Rig(tmp_path, live=0, **{name: moody})
+    rig.board.set_work(TrainingWork(expected=1))
+    rig.wait_roles(Role.TRAINING, 2)
+    rig.end()
+    assert rig.error is None
+    failed = [decision for decision in rig.decisions if decision.failed]
+    assert [decision.cell for decision in failed] == [name] * 2
+
+
+class _Once:
+    """Sends a cell somewhere, once it is told to."""
+
+    name = "once"
+    pipeline = Pipeline(lag=0, streaming=True)
+
+    def __init__(self) -> None:
+        self.moves: tuple[Move, ...] = ()
+
+    def decide(self, snapshot: Snapshot) -> tuple[Move, ...]:
+        moves, self.moves = self.moves, ()
+        return moves
+
+
+def test_a_failed_leave_announces_the_cell_again(tmp_path: Path) -> None:
+    policy, moody = _Once(), FakeCell("b")
+    moody.fail_role = "training"
+    rig = Rig(tmp_path, live=1, policy=policy, b=moody)
+    rig.board.wait_serving(LIMIT_S)
+    policy.moves = (Move("b", Role.TRAINING, "told to"),)
+    rig.wait_decisions(1)
+    rig.wait_roles(Role.ROLLOUT, 2)
+    rig.end()
+    assert rig.gateway.cells == {"a": "serving", "b": "serving"}
+
+
+def test_a_replica_is_put_to_sleep_when_the_training_lets_it_go(tmp_path: Path) -> None:
+    policy = _Once()
+    rig = Rig(tmp_path, live=1, policy=policy, b=FakeCell("b", role="training"))
+    rig.board.set_work(TrainingWork(expected=2, claimed=1))
+    rig.wait_roles(Role.TRAINING, 1)
+    policy.moves = (Move("b", Role.ROLLOUT, "told to"),)
+    rig.wait_roles(Role.SWITCHING, 1)
+    rig.board.set_held(frozenset({"b"}))
+    assert rig.cells["b"].role == "training"
+    rig.until(lambda: rig.cells["b"].role == "rollout")
+    rig.end()
+
+
+def test_a_cell_that_is_well_again_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager, "REJOIN_EVERY_S", 0)
+    rig = Rig(tmp_path, live=1)
+    rig.wait_roles(Role.ROLLOUT, 2)
+    rig.cells["b"].gone = True
+    rig.wait_decisions(1)
+    rig.cells["b"].gone = False
+    rig.wait_decisions(2)
+    rig.wait_roles(Role.ROLLOUT, 2)
+    rig.end()
+    assert rig.error is None
+    assert rig.gateway.cells == {"a": "serving", "b": "serving"}
+    assert rig.decisions[-1].reason.startswith("taken back")

@@ -62,6 +62,7 @@ class LightEngine:
         config = orjson.loads((settings.policy / "config.json").read_bytes())
         self.pid = os.getpid()
         self.token = settings.admin_key
+        self.token_capacity = settings.kv_tokens
         self._engine = _Engine(_Babble(int(config["eos_token_id"])), version=settings.version)
 
     @property

@@ -102,6 +102,17 @@ def test_without_executions_left_all_start_from_the_newest(
     assert starting_point(run_store, FIRST).version == 3
 
 
+def test_a_batch_that_was_begun_ahead_is_served_with_its_own_version(
+    run_store: Run, inside_a_step: StepPlan
+) -> None:
+    """Step 1 has trained an update while the batch of step 2 ran with the version before it."""
+    end_executions(run_store, inside_a_step)
+    step_plan(run_store, 2, 2)
+    start = starting_point(run_store, FIRST)
+    assert start.version == 2
+    assert start.checkpoint is not None and start.checkpoint.manifest.version == 3
+
+
 def test_a_version_that_is_still_to_be_served_and_gone_is_said(
     run_store: Run, inside_a_step: StepPlan
 ) -> None:

@@ -16,6 +16,7 @@ class FakeEngine:
 
     url = "http://127.0.0.1:1"
     token = "engine-key"
+    token_capacity = 4096
 
     def __init__(self, said: list[str]) -> None:
         self.pid = os.getpid()
@@ -39,6 +40,12 @@ class FakeEngine:
         assert (path / "model.safetensors").exists()
         self._say("update")
         self.served = version
+
+    async def release_memory(self, limit_s: float) -> None:
+        self._say("release")
+
+    async def resume_memory(self, limit_s: float) -> None:
+        self._say("resume")
 
     async def version(self) -> int:
         self._say("version")
@@ -98,7 +105,9 @@ def _write_weights(folder: Path) -> None:
 class FakeCell:
     """A cell on fakes. ``said`` has all calls to both in order."""
 
-    def __init__(self, folder: Path, switch_limit_s: float = 10) -> None:
+    def __init__(
+        self, folder: Path, switch_limit_s: float = 10, *, release_memory: bool = False
+    ) -> None:
         self.said: list[str] = []
         self.engine = FakeEngine(self.said)
         self.replica = FakeReplica(self.said)
@@ -118,6 +127,7 @@ class FakeCell:
             version=0,
             switch_limit_s=switch_limit_s,
             compute_limit_s=10,
+            release_memory=release_memory,
         )
 
     def take(self) -> list[str]:

@@ -10,6 +10,7 @@ import pytest
 from cells.daemon import StaleEpochError
 from cells.host.cell import SwitchLateError, UnknownCommandError, VersionAbsentError
 from cells.host.roles import HostRole, WrongRoleError
+from cells.replica.client import ReplicaRefusedError
 from cells.serving.engine import EngineGoneError, EngineLateError, EngineRefusedError
 from tests.cells.host.fakes import FakeCell
 
@@ -44,6 +45,41 @@ async def test_there_and_back(fake: FakeCell) -> None:
     assert (fake.cell.roles.role, fake.cell.engine_version) == (ROLLOUT, 1)
     assert [switch.to for switch in fake.cell.roles.switches] == [TRAINING, ROLLOUT]
     assert [path.name for path in fake.exports.folder.glob("v*")] == ["v1"]
+
+
+async def test_memory_is_given_back_and_the_weights_are_loaded_again(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"first weights")
+    fake = FakeCell(tmp_path, release_memory=True)
+    await fake.cell.start()
+    fake.take()
+    await fake.cell.change_role(1, TRAINING, None)
+    assert fake.take() == ["engine drain", "engine release", "replica wake"]
+    await fake.cell.change_role(1, ROLLOUT, 0)
+    assert fake.take() == ["engine resume", "engine update", "replica sleep"], "of the same version"
+    await fake.cell.change_role(1, TRAINING, None)
+    await fake.cell.command(1, "step", {})
+    fake.take()
+    await fake.cell.change_role(1, ROLLOUT, 1)
+    assert fake.take() == ["engine resume", "replica export", "engine update", "replica sleep"]
+
+
+async def test_memory_after_a_refused_switch(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"first weights")
+    fake = FakeCell(tmp_path, release_memory=True)
+    await fake.cell.start()
+    fake.replica.refuse["wake"] = ReplicaRefusedError("wake", "Error", "no")
+    fake.take()
+    with pytest.raises(ReplicaRefusedError):
+        await fake.cell.change_role(1, TRAINING, None)
+    assert fake.take()[3:] == ["engine version", "engine resume", "engine update", "replica sleep"]
+    await fake.cell.change_role(1, TRAINING, None)
+    fake.engine.refuse["update"] = EngineRefusedError("bad weights")
+    fake.take()
+    with pytest.raises(EngineRefusedError):
+        await fake.cell.change_role(1, ROLLOUT, 0)
+    assert fake.take()[2:] == ["engine version", "engine release", "replica wake"]
+    await fake.cell.change_role(1, ROLLOUT, 0)
+    assert fake.take() == ["engine resume", "engine update", "replica sleep"]
 
 
 async def test_nothing_is_done_twice(fake: FakeCell) -> None:
