@@ -19,7 +19,10 @@ from flows import (
     rescore_cli,
     runs_cli,
     samples_cli,
+    schedule_cli,
+    serve_cli,
     simulate_cli,
+    sweep_cli,
     train_cli,
 )
 
@@ -67,6 +70,9 @@ def _gyre(
 train_cli.register(app)
 rescore_cli.register(app)
 problems_cli.register(app)
+sweep_cli.register(app)
+serve_cli.register(app)
+schedule_cli.register(app)
 evaluate_cli.register(app)
 export_cli.register(app)
 runs_cli.register(app)

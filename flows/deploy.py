@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, cast
 from uuid import UUID
 
@@ -12,38 +13,63 @@ from prefect.types.entrypoint import EntrypointType
 from flows.evaluate import evaluate
 from flows.rescore import rescore_run
 from flows.rl_step import rl_step
+from flows.server import CELLS_QUEUE
+from flows.sweep.flow import sweep
 from flows.train import train
+from flows.warm_start import warm_start
 
-_FLOWS: dict[str, Flow[Any, Any]] = {
-    "train": train,
-    "rl_step": rl_step,
-    "evaluate": evaluate,
-    "rescore": rescore_run,
+TAG = "gyre"
+"""Of every deployment, and so of all their flow runs."""
+PLAIN_QUEUE = "default"
+ENVIRONMENT = {
+    # When a run was cancelled or killed, its worker starts a script of Prefect's that loads the
+    # flow. The script's folder has a `storage.py`, which would hide our package.
+    "PYTHONSAFEPATH": "1",
 }
-_ENVIRONMENT = {"PYTHONSAFEPATH": "1"}
-"""When a run was cancelled or killed, its worker starts a script of Prefect's that loads the flow.
-The script's folder has a `storage.py`, which would hide our package."""
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """How a flow is deployed."""
+
+    flow: Flow[Any, Any]
+    tag: str
+    """What kind of work it is, beside the tag of all."""
+    queue: str = CELLS_QUEUE
+
+
+DEPLOYED: dict[str, Deployed] = {
+    "train": Deployed(train, "training"),
+    "rl_step": Deployed(rl_step, "training"),
+    "evaluate": Deployed(evaluate, "evaluation"),
+    "rescore": Deployed(rescore_run, "evaluation"),
+    "sweep": Deployed(sweep, "comparison", queue=PLAIN_QUEUE),
+    "warm_start": Deployed(warm_start, "training"),
+}
 
 
 def deploy(work_pool: str, root: str) -> dict[str, UUID]:
     """Create or update the deployment of every flow and return their ids by flow name.
+
+    Schedules that a deployment has stay.
 
     Args:
         root: absolute folder or URL of the storage, the default of runs that are started in the UI:
             a worker runs them in a folder of its own, where a relative one would be lost.
     """
     ids = {}
-    for name, flow in _FLOWS.items():
+    for name, one in DEPLOYED.items():
         deployment = RunnerDeployment.from_flow(
-            flow,
+            one.flow,
             name,
             work_pool_name=work_pool,
-            description=flow.description,
-            tags=["gyre"],
+            work_queue_name=one.queue,
+            description=one.flow.description,
+            tags=[TAG, one.tag],
             parameters={"root": root},
             # By module, so that a worker needs the installed package and no folder.
             entrypoint_type=EntrypointType.MODULE_PATH,
-            job_variables={"env": _ENVIRONMENT},
+            job_variables={"env": ENVIRONMENT},
         )
         ids[name] = cast(UUID, deployment.apply())  # a coroutine only inside an event loop
     return ids

@@ -23,11 +23,15 @@ class Estimate:
     @property
     def interval(self) -> tuple[float, float]:
         """Student's 95 % interval. Where there are fewer than two values it is (mean, mean)."""
+        return self.interval_at(CONFIDENCE)
+
+    def interval_at(self, confidence: float) -> tuple[float, float]:
+        """Student's interval that holds the true mean with this probability."""
         if self.count < 2:
             return (self.mean, self.mean)
         from scipy.special import stdtrit  # half a second that most commands don't need
 
-        quantile = float(stdtrit(self.count - 1, (1 + CONFIDENCE) / 2))
+        quantile = float(stdtrit(self.count - 1, (1 + confidence) / 2))
         half = quantile * self.standard_error
         return (self.mean - half, self.mean + half)
 

@@ -21,6 +21,8 @@ from configs.cells import PrefectConfig
 
 PARALLEL_RUNS = 1
 """Two runs on one machine would share the cores of its cells."""
+CELLS_QUEUE = "cells"
+"""Queue of the work pool for flows that take cells; the queue ``default`` is for the others."""
 
 IN_BATCHES = {
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
@@ -80,13 +82,13 @@ def orchestration(
     try:
         # Before anything imports prefect, which reads its settings once.
         os.environ.update(environment)
-        server = None if _healthy(api_url) else _start_server(config, home, named, say)
+        server = None if healthy(api_url) else _start_server(config, home, named, say)
         if server is not None:
             started.append(server)
             _wait_healthy(server, api_url, config.start_limit_s, home)
             _close_orphans()
         say(f"Prefect UI: {api_url.removesuffix('/api')}")
-        _ensure_pool(config)
+        ensure_pool(config.work_pool)
         worker = _start_worker(config, home)
         started.append(worker)
         yield Orchestration(
@@ -110,7 +112,8 @@ def _check(started: Sequence[subprocess.Popen[bytes]], home: Path) -> None:
             )
 
 
-def _healthy(api_url: str) -> bool:
+def healthy(api_url: str) -> bool:
+    """Whether a Prefect server answers there."""
     try:
         answer = httpx.get(f"{api_url}/health", timeout=5, trust_env=False)
     except httpx.HTTPError:
@@ -142,7 +145,7 @@ def _wait_healthy(
     server: subprocess.Popen[bytes], api_url: str, limit_s: float, home: Path
 ) -> None:
     deadline = time.monotonic() + limit_s
-    while not _healthy(api_url):
+    while not healthy(api_url):
         if server.poll() is not None or time.monotonic() > deadline:
             log = (home / "server.log").read_text(errors="replace").splitlines()
             raise ServerError(
@@ -172,20 +175,32 @@ def _close_orphans() -> None:
             client.set_flow_run_state(run.id, ended, force=True)
 
 
-def _ensure_pool(config: PrefectConfig) -> None:
+def ensure_pool(work_pool: str) -> None:
+    """The work pool, made as one of processes where it is not there, with the queues that flows
+    use: those that take cells wait for each other, and those that only start others do not."""
     from prefect.client.orchestration import get_client
-    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
     from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 
     with get_client(sync_client=True) as client:
         try:
-            client.read_work_pool(config.work_pool)
+            pool = client.read_work_pool(work_pool)
+            if pool.type == "process" and pool.concurrency_limit == PARALLEL_RUNS:
+                # Of an earlier Gyre: a sweep would hold the only place and wait for its runs.
+                client.update_work_pool(work_pool, WorkPoolUpdate(concurrency_limit=None))
         except ObjectNotFound:
             with suppress(ObjectAlreadyExists):
-                pool = WorkPoolCreate(
-                    name=config.work_pool, type="process", concurrency_limit=PARALLEL_RUNS
+                client.create_work_pool(WorkPoolCreate(name=work_pool, type="process"))
+        try:
+            client.read_work_queue_by_name(CELLS_QUEUE, work_pool)
+        except ObjectNotFound:
+            with suppress(ObjectAlreadyExists):
+                client.create_work_queue(
+                    CELLS_QUEUE,
+                    description="Flows that take the cells of this machine, one after the other.",
+                    concurrency_limit=PARALLEL_RUNS,
+                    work_pool_name=work_pool,
                 )
-                client.create_work_pool(pool)
 
 
 def _start_worker(config: PrefectConfig, home: Path) -> subprocess.Popen[bytes]:

@@ -11,11 +11,12 @@ from typing import Any
 
 from rich.console import Console
 
+from configs.cells import PrefectConfig
 from flows.console import ExitCode, failure, not_ready
 from flows.cost import Meter
 from flows.doctor.preflight import PreflightError, preflight
 from flows.live import Screen, screen_on
-from flows.server import Orchestration, ServerError, orchestration
+from flows.server import Orchestration, ServerError, healthy, orchestration
 from storage.run import Run
 
 _LOG_WIDTH = 160
@@ -40,7 +41,12 @@ def terminal(*, stderr: bool = False) -> Console:
 
 def prefect_home(run: Run) -> Path:
     """Where a server that is started for this run keeps its data."""
-    return Path(run.store.url if "://" not in run.store.url else ".gyre").resolve() / "prefect"
+    return home_of(run.store.url)
+
+
+def home_of(root: str) -> Path:
+    """Where a server that is started for this storage keeps its data."""
+    return Path(root if "://" not in root else ".gyre").resolve() / "prefect"
 
 
 def run_jobs(jobs: Sequence[Job], console: Console) -> None:
@@ -98,4 +104,21 @@ def use_server(run: Run) -> str:
         "PREFECT_API_URL", f"http://127.0.0.1:{run.config.prefect.port}/api"
     )
     os.environ.setdefault("PREFECT_HOME", str(prefect_home(run)))
+    return url
+
+
+def answering_server(config: PrefectConfig, root: str) -> str:
+    """Make prefect look for its server where a run of this configuration has it, and return the
+    address of its API.
+
+    Raises:
+        ServerError: none answers there.
+    """
+    url = os.environ.setdefault("PREFECT_API_URL", f"http://127.0.0.1:{config.port}/api")
+    os.environ.setdefault("PREFECT_HOME", str(home_of(root)))
+    if not healthy(url):
+        raise ServerError(
+            f"no Prefect server answers at {url}: start one with gyre serve, or name another with "
+            f"PREFECT_API_URL"
+        )
     return url

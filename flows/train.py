@@ -6,10 +6,13 @@ from prefect import flow, get_run_logger
 from prefect.runtime import flow_run
 
 from configs.load import load_config
+from flows.aftermath import after_evaluation, after_step
 from flows.attempt import attempt
 from flows.doctor.preflight import preflight
 from flows.earlier import close_children
 from flows.evaluate import evaluate_serving
+from flows.form import EMPTY, QUICKSTART, Preset, Settings, overrides_of
+from flows.pause import pause_if_asked
 from flows.report import reported
 from flows.rl_step import run_step, version_after
 from flows.roots import absolute_root
@@ -26,7 +29,9 @@ from storage.run import Run, create_run, open_run
 )
 def train(
     run_id: str = "",
-    config: str = "quickstart",
+    preset: Preset = QUICKSTART,
+    settings: Settings = EMPTY,
+    config: str = "",
     overrides: list[str] | None = None,
     root: str = ".gyre",
 ) -> str:
@@ -34,13 +39,16 @@ def train(
 
     Args:
         run_id: name of the run; empty makes one. A name that exists is resumed with its own
-            settings, and `config` and `overrides` are not looked at.
-        config: preset or path of a YAML file.
-        overrides: settings over it, each `dotted.key=value`.
+            settings, and the following are not looked at.
+        preset: what the run starts from.
+        settings: changes of it.
+        config: path of a YAML file that takes the preset's place.
+        overrides: any settings over all these, each `dotted.key=value`.
         root: folder or URL of the storage.
     """
     root = absolute_root(root)
-    run = _open_or_create(root, run_id or _own_name(), config, overrides or [])
+    changes = [*overrides_of(settings), *(overrides or [])]
+    run = _open_or_create(root, run_id or _own_name(), config or preset.value, changes)
     with reported(run, get_run_logger().warning), attempt(root, run) as hosts:
         if run.config.evaluation.before and hosts.core_version() == 0:
             evaluate_serving(root, run.run_id, 0)
@@ -53,10 +61,13 @@ def _steps(run: Run, root: str) -> None:
     for step in range(training.steps):
         version = version_after(run, step)
         if version is None:
+            pause_if_asked(run)
             version = run_step(root, run.run_id, step)
+            after_step(run, step)
         last = step == training.steps - 1
         if last or (every and (step + 1) % every == 0):
             evaluate_serving(root, run.run_id, version)
+            after_evaluation(run)
 
 
 def _open_or_create(root: str, run_id: str, config: str, overrides: list[str]) -> Run:

@@ -1,20 +1,16 @@
-"""The HTML around the figures: one file that needs nothing else, for light and dark."""
+"""What the page about a run says, in the order in which it says it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from html import escape
-from importlib.resources import files
 from statistics import fmean
-from string import Template
-
-import plotly.graph_objects as go
-from plotly.offline import get_plotlyjs
 
 from flows.live import duration
 from flows.report import figures
 from flows.report.history import History
+from flows.report.html import document, figure, section, table, tiles
 from flows.report.timeline import roles_and_waterlevel
 from flows.summary import (
     comparison_columns,
@@ -23,8 +19,6 @@ from flows.summary import (
     step_rows,
 )
 
-_CONFIG = {"displayModeBar": False, "responsive": True}
-
 
 def render(history: History, settings: str) -> str:
     """The page as text.
@@ -32,13 +26,11 @@ def render(history: History, settings: str) -> str:
     Args:
         settings: of the run, as YAML.
     """
-    template = Template(files("flows.report").joinpath("page.html").read_text(encoding="utf-8"))
-    return template.substitute(
-        title=escape(f"Gyre run {history.run_id}"),
-        heading=escape(history.run_id),
-        about=escape(_about(history)),
-        plotly=get_plotlyjs(),
-        body="\n".join((_tiles(history), *_sections(history), _settings(settings))),
+    return document(
+        title=f"Gyre run {history.run_id}",
+        heading=history.run_id,
+        about=_about(history),
+        body="\n".join((tiles(list(_facts(history))), *_sections(history), _settings(settings))),
     )
 
 
@@ -48,12 +40,6 @@ def _about(history: History) -> str:
         return f"{done}; nothing was recorded yet"
     began = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(history.began))
     return f"{done}, began {began}, {duration(history.ended - history.began)} until the last record"
-
-
-def _tiles(history: History) -> str:
-    tiles = [f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>"
-             for name, value in _facts(history)]  # fmt: skip
-    return f'<div class="tiles">{"".join(tiles)}</div>'
 
 
 def _facts(history: History) -> Iterator[tuple[str, str]]:
@@ -81,58 +67,58 @@ def _facts(history: History) -> Iterator[tuple[str, str]]:
 
 
 def _sections(history: History) -> Iterator[str]:
-    yield _section(
+    yield section(
         "Pass rate",
         "Mean reward by weight version. Batches are of other problems each time; the held-out "
         "problems are the same for every version.",
-        _figure(figures.pass_rates(history)) + _held_out(history),
+        figure(figures.pass_rates(history)) + _held_out(history),
     )
-    yield _section(
+    yield section(
         "Cells and waterlevel",
         "What each cell did, and how many executions lived meanwhile.",
-        _figure(roles_and_waterlevel(history))
+        figure(roles_and_waterlevel(history))
         if history.spans or history.executions
         else _nothing("No cell has served or trained yet."),
     )
-    yield _section(
+    yield section(
         "Executions",
         f"Training executions, how long they took. {_read(history)}",
-        _figure(figures.durations(history))
+        figure(figures.durations(history))
         if history.executions
         else _nothing("No execution has ended yet."),
     )
     if history.updates:
-        yield _section(
+        yield section(
             "Updates",
             "Staleness is how many updates older than the trained weights the sampling weights "
             "were. The gap is between the trainer's log-probability of a token and the recorded "
             "one; it is the engines' difference where staleness is 0.",
-            _figure(figures.health(history)),
+            figure(figures.health(history)),
         )
-        yield _section(
+        yield section(
             "Time of a step",
             "Seconds in which executions lived, updates were computed, and at least one cell was "
             "switching. They overlap where cells do different things.",
-            _figure(figures.seconds_of_steps(history)) + _switches(history),
+            figure(figures.seconds_of_steps(history)) + _switches(history),
         )
     unplain = figures.verdicts(history)
-    yield _section(
+    yield section(
         "Verdicts out of the ordinary",
         "Excluded executions have no reward and are not trained. Executions that ran out of time "
         "are scored as they were.",
-        _figure(unplain)
+        figure(unplain)
         if unplain
         else _nothing("None: no execution was excluded, came late or timed out."),
     )
     if history.updates:
         rows = step_rows(list(history.updates))
-        yield _section("Steps", "", _table(step_columns(), rows))
+        yield section("Steps", "", table(step_columns(), rows))
 
 
 def _held_out(history: History) -> str:
     if not history.comparison.versions:
         return ""
-    return _table(comparison_columns(history.comparison), comparison_rows(history.comparison))
+    return table(comparison_columns(history.comparison), comparison_rows(history.comparison))
 
 
 def _switches(history: History) -> str:
@@ -145,17 +131,13 @@ def _switches(history: History) -> str:
             failed = str(len(moves) - len(seconds))
             rows.append((to, str(len(moves)), mean, f"{sum(seconds):.1f}", failed))
     columns = ("switches to", "count", "mean seconds", "cell seconds", "failed")
-    return _table(columns, rows) if rows else ""
+    return table(columns, rows) if rows else ""
 
 
 def _read(history: History) -> str:
     if history.read_groups == history.all_groups:
         return ""
     return f"Of {history.all_groups} groups, {history.read_groups} evenly chosen ones were read."
-
-
-def _section(title: str, about: str, content: str) -> str:
-    return f"<section><h2>{escape(title)}</h2><p>{escape(about)}</p>{content}</section>"
 
 
 def _settings(settings: str) -> str:
@@ -167,19 +149,6 @@ def _settings(settings: str) -> str:
 
 def _nothing(text: str) -> str:
     return f"<p><b>{escape(text)}</b></p>"
-
-
-def _figure(figure: go.Figure) -> str:
-    return str(figure.to_html(full_html=False, include_plotlyjs=False, config=_CONFIG))
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<div class="wide">{table}</div>'
 
 
 def _short(count: int) -> str:

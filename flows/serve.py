@@ -1,0 +1,81 @@
+"""Everything that one machine needs to be operated from the Prefect UI, until it is interrupted."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from configs.cells import PrefectConfig
+from flows.serve_address import PAGES_URL
+from flows.serve_pages import Pages
+from flows.server import ServerError, orchestration
+from flows.start import home_of
+
+HEARTBEAT_S = 30
+"""Each flow run says so often that it lives, for the automation that looks for silent ones."""
+_CHECK_S = 2.0
+_START_LIMIT_S = 30.0
+
+
+def serve(
+    config: PrefectConfig,
+    root: str,
+    host: str,
+    port: int,
+    stop: threading.Event,
+    say: Callable[[str], None],
+) -> None:
+    """Server, work pool, worker, deployments and pages, until ``stop`` is set. Ends all that it
+    started.
+
+    Args:
+        root: absolute folder or URL of the storage.
+        port: of the pages.
+
+    Raises:
+        ServerError: Prefect can't be used, the port is taken, or a part has ended.
+    """
+    with pages_on(root, host, port) as url:
+        os.environ[PAGES_URL] = url
+        os.environ.setdefault("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", str(HEARTBEAT_S))
+        say(f"pages of runs: {url}")
+        with orchestration(config, home_of(root), say) as prefect:
+            # Only now: prefect reads where its server is when it is imported.
+            from flows.automations import make_automations
+            from flows.deploy import deploy
+
+            make_automations(deploy(config.work_pool, root))
+            say("ready: Ctrl-C ends the server, the worker and what they run")
+            while not stop.wait(_CHECK_S):
+                prefect.check()
+
+
+@contextmanager
+def pages_on(root: str, host: str, port: int) -> Iterator[str]:
+    """The pages of a storage root over HTTP while the block lasts; their address.
+
+    Raises:
+        ServerError: the port is taken.
+    """
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ServerError(f"port {port} of {host} for the pages: {error.strerror}") from None
+    settings = uvicorn.Config(Pages(root).app(), log_level="warning", access_log=False)
+    server = uvicorn.Server(settings)
+    thread = threading.Thread(target=server.run, args=([listener],), name="pages", daemon=True)
+    thread.start()
+    try:
+        yield f"http://{host}:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(_START_LIMIT_S)
+        listener.close()
