@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
+
 from cells.client import DaemonClient
+from configs.load import dump_config
 from storage.objects import Store
 from storage.records import CheckpointManifest
 from storage.run import Run
@@ -15,6 +19,7 @@ from storage.run import Run
 MANIFEST = "manifest.json"
 POLICY = "policy"
 STATE = "state"
+CONFIG = "config.yaml"
 
 
 class CheckpointError(RuntimeError):
@@ -44,8 +49,16 @@ def save_checkpoint(
 ) -> Checkpoint:
     """Save what the core holds after ``update`` updates of ``step``; found again if it is there.
 
+    Weights, optimizer and random state, an HF directory of the weights, and the run's settings are
+    written aside, checked, and on the disk before the manifest makes them visible. The manifest
+    tells the position in the ledgers: the step, and how many of its updates are in the weights.
+
     Raises:
-        DaemonError: the core refused or died; nothing is visible then.
+        DaemonError: the core refused or died.
+        CheckpointError: what it wrote is not whole, or of another version.
+        StorageError: the run's storage is not a local file system.
+
+    Nothing is visible then.
     """
     limit = run.config.cells.switch_limit_s
     status = core.call("GET", "/status")
@@ -66,7 +79,10 @@ def save_checkpoint(
         )
         if answer["version"] != version:
             raise CheckpointError(f"{core.name}: version moved from {version} during {command}")
+    (aside / CONFIG).write_text(dump_config(run.config), encoding="utf-8")
+    _check_written(aside)
     manifest = CheckpointManifest(version=version, step=step, update=update, files=_digests(aside))
+    _to_disk(aside)
     aside.rename(target)
     run.store.write_record(f"{key}/{MANIFEST}", manifest)
     return Checkpoint(manifest, key)
@@ -118,6 +134,28 @@ def prune_checkpoints(run: Run, keep: int) -> None:
         # The manifest goes first: what is half deleted does not exist.
         run.store.delete(f"{key}/{MANIFEST}")
         run.store.delete(key)
+
+
+def _check_written(folder: Path) -> None:
+    """Each file of tensors has all the bytes that its head tells of."""
+    for path in folder.rglob("*.safetensors"):
+        try:
+            with safe_open(path, framework="numpy") as file:
+                empty = not file.keys()
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path}: was not written whole: {error}") from error
+        if empty:
+            raise CheckpointError(f"{path}: was written without tensors")
+
+
+def _to_disk(folder: Path) -> None:
+    """A manifest must not outlive the files that it lists when the machine loses its power."""
+    for path in (*folder.rglob("*"), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _digests(folder: Path) -> dict[str, str]:

@@ -106,6 +106,22 @@ def test_all_groups_are_trained_once_by_all_replicas(world):
     assert [args["executions"] for args in steps] == [6, 4]
 
 
+def test_groups_ledger_and_records_may_lie_in_any_store(tmp_path):
+    """Object stores have no files: the ledger is then a row of immutable segments."""
+    url = f"memory://{tmp_path.name}-{id(tmp_path)}"
+    world = World(Store(url))
+    names = [make_group(world.store, number) for number in range(4)]
+    replicas, first = crew(world), start(world)
+    world.deaths.append([None, "step", "after", 0])
+    with pytest.raises(FlowKilledError):
+        train(world, replicas, names)
+    records = train(World(Store(url), checkpoint=world.checkpoint), replicas, names)
+    assert records == read_updates(Store(url), LAYOUT, STEP, 2)
+    assert (
+        replicas[0].weights.tolist() == one_shot(world.store, assignment(world), 2, first).tolist()
+    )
+
+
 def test_training_starts_before_the_last_group_is_sealed(world):
     names = [make_group(world.store, number) for number in range(4)]
     replicas, first, feed = crew(world), start(world), GroupFeed()
