@@ -280,6 +280,9 @@ class Commands:
                 share_prefixes=self.settings.share_prefixes,
             )
             self._policy = policy
+            # What is there now stays: the collection before a sleep need not walk through all of
+            # torch and Megatron, which takes longer than everything else in a switch.
+            gc.freeze()
         return self._policy
 
     def _fresh_optimizer(self, policy: Policy) -> torch.optim.AdamW | None:

@@ -109,10 +109,9 @@ class Bench:
             gateway=self.gateway,
             epoch=1,
         )
-        self.version = 0
-        self._opened = 0
+        self.version = int(self.mover.status("a")["engine"]["version"])
         for name in CELLS:
-            self.mover.announce(name, "serving", 0, GENERATIONS)
+            self.mover.announce(name, "serving", self.version, GENERATIONS)
 
     def round(self) -> dict[str, Parts]:
         """One switch of each cell there and back; the parts of each, with their total."""
