@@ -7,7 +7,8 @@ from prefect.cache_policies import NO_CACHE
 
 from cells.board import Board
 from cells.client import DaemonClient
-from cells.manager import Decision, Manager
+from cells.decisions import Decision
+from cells.manager import Manager
 from cells.scheduler import Policy, make_policy
 from configs.cells import CellsConfig, PolicyName
 from storage.run import open_run

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from cells.manager import Decision
+from cells.decisions import Decision
 from cells.scheduler import Role
 from cells.simulation.workload import Workload
 from configs.run import RunConfig

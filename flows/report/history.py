@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from cells.decisions import Decision
 from cells.levels import Level
-from cells.manager import Decision
 from flows.comparison import Comparison, compare
 from flows.history import updates_of
 from flows.report.roles import Span, role_spans

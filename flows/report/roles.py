@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cells.decisions import Decision
 from cells.levels import LARGEST_GAP_S, Level
-from cells.manager import Decision
 from cells.scheduler import Role
 
 _CUT_S = 4 * LARGEST_GAP_S

@@ -9,11 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from cells import manager
+from cells import roster
 from cells.board import Board
 from cells.client import DaemonClient, DaemonError, DaemonGoneError, FencedError
+from cells.decisions import Decision
 from cells.levels import Level
-from cells.manager import Decision, Manager, NoCellsError
+from cells.manager import Manager
+from cells.roster import NoCellsError
 from cells.scheduler import Move, Pipeline, Policy, Role, Snapshot, TrainingWork, make_policy
 from configs.run import RunConfig
 from storage.journal import read_journal
@@ -365,7 +367,7 @@ def test_a_replica_is_put_to_sleep_when_the_training_lets_it_go(tmp_path: Path) 
 def test_a_cell_that_is_well_again_is_taken_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manager, "REJOIN_EVERY_S", 0)
+    monkeypatch.setattr(roster, "REJOIN_EVERY_S", 0)
     rig = Rig(tmp_path, live=1)
     rig.wait_roles(Role.ROLLOUT, 2)
     rig.cells["b"].gone = True

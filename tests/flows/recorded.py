@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+from cells.decisions import Decision
 from cells.levels import Level
-from cells.manager import Decision
 from cells.scheduler import Role
 from configs.load import load_config
 from storage.journal import Journal, append_line

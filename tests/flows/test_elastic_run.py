@@ -7,7 +7,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from cells.manager import Decision
+from cells.decisions import Decision
 from flows.history import updates_of
 from storage.journal import read_journal
 from storage.layout import execution_id

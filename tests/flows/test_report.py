@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from cells.decisions import Decision
 from cells.levels import Level
-from cells.manager import Decision
 from cells.scheduler import Role
 from configs.load import load_config
 from flows.report import figures, make_report, reported, write_report

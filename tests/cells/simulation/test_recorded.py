@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from cells.manager import Decision
+from cells.decisions import Decision
 from cells.simulation.compare import policy_for
 from cells.simulation.engine import simulate
 from cells.simulation.recorded import (
