@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from prefect import get_run_logger
 
@@ -14,7 +14,7 @@ from flows.history import evaluations_of, updates_of
 from flows.step_page import show_step
 from storage.journal import read_journal
 from storage.objects import MissingObjectError
-from storage.records import GroupHeader, StepDone, StepPlan, decode
+from storage.records import Evaluation, GroupHeader, StepDone, StepPlan, decode
 from storage.run import Run
 from storage.samples import read_header
 from tasks.training.health import alarms
@@ -28,21 +28,31 @@ def after_step(run: Run, step: int) -> None:
         get_run_logger().warning("step %d: not all of it was told: %s", step, error)
 
 
-def after_evaluation(run: Run) -> None:
-    """Tell Prefect of the newest evaluation, and whether the pass rate fell by more than noise:
-    Student's 95 % interval, paired over the problems, against the best version before."""
+def after_evaluation(run: Run, version: int) -> None:
+    """Tell Prefect of an evaluation, and of a pass rate that fell by more than noise."""
     try:
         found = evaluations_of(run)
-        newest = found.pop(max(found))
-        events.evaluated(run, newest)
-        if not found:
-            return
-        best = max(found.values(), key=lambda one: one.pass_rate)
-        gain = paired_gain(best.rates, newest.rates)
-        if gain is not None and gain.count > 1 and gain.interval[1] < 0:
-            events.pass_rate_fell(run, best, newest, gain.interval)
+        events.evaluated(run, found[version])
+        if fall := fallen(found, version):
+            best, interval = fall
+            events.pass_rate_fell(run, best, found[version], interval)
     except Exception as error:  # noqa: BLE001
         get_run_logger().warning("the evaluation was not told: %s", error)
+
+
+def fallen(
+    found: Mapping[int, Evaluation], version: int
+) -> tuple[Evaluation, tuple[float, float]] | None:
+    """The best version before, where this one is worse by more than noise, and by how much:
+    Student's 95 % interval, paired over the problems."""
+    before = [one for number, one in found.items() if number < version]
+    if not before:
+        return None
+    best = max(before, key=lambda one: one.pass_rate)
+    gain = paired_gain(best.rates, found[version].rates)
+    if gain is None or gain.count < 2 or gain.interval[1] >= 0:
+        return None
+    return best, gain.interval
 
 
 def _after_step(run: Run, step: int) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from statistics import fmean
+from typing import Annotated
 
 from prefect import flow, get_run_logger
 from prefect.futures import wait
+from pydantic import Field
 
 from cells.board import Board
 from cells.checkpoint import find_checkpoint, latest_checkpoint
@@ -39,8 +41,8 @@ def evaluate(
     root: str,
     run_id: str,
     version: int | None = None,
-    problems: int | None = None,
-    samples: int | None = None,
+    problems: Annotated[int, Field(ge=1, le=100_000)] | None = None,
+    samples: Annotated[int, Field(ge=1, le=1024)] | None = None,
     seed: int | None = None,
 ) -> str:
     """Evaluate a checkpointed version (the newest when left out) on the held-out problems.
@@ -48,6 +50,9 @@ def evaluate(
     Starts the daemons of the run and ends them again. Returns the key of the evaluation.
 
     Args:
+        root: folder or URL of the storage.
+        run_id: name of the run.
+        version: a checkpointed weight version; empty takes the newest.
         problems: how many, instead of the run's `evaluation.problems`.
         samples: executions of each, instead of `evaluation.samples`.
         seed: of the problems, instead of `evaluation.seed`.

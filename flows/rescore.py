@@ -61,7 +61,7 @@ def rescore_run(
     root: str,
     run_id: str,
     step: int | None = None,
-    state: str | None = None,
+    state: VerdictState | None = None,
     reason: str | None = None,
 ) -> dict[str, int]:
     """Evaluate the preserved workspaces of a run's training executions again.
@@ -71,6 +71,8 @@ def rescore_run(
     was excluded goes on with the new verdicts when its run is resumed.
 
     Args:
+        root: folder or URL of the storage.
+        run_id: name of the run.
         step: only executions of this step.
         state: only those whose newest verdict is `scored`, `excluded` or `timed_out`.
         reason: only those excluded for this reason, for example `evaluator`.
@@ -83,8 +85,7 @@ def rescore_run(
     """
     run = open_run(root, run_id)
     hold_run(run.store, run.layout)
-    wanted = None if state is None else VerdictState(state)
-    chosen = list(preserved(run, step, wanted, reason))
+    chosen = list(preserved(run, step, state, reason))
     if not chosen:
         raise NothingToScoreError(f"run {run_id}: no preserved execution is like that")
     scoring = run.config.scoring

@@ -127,7 +127,7 @@ def _fill(gauges: dict[str, GaugeMetricFamily], follower: _Follower) -> None:
     if evaluations:
         newest = evaluations[max(evaluations)]
         gauges["gyre_held_out_pass_rate"].add_metric([run_id], newest.pass_rate)
-    if level is not None and time.time() - level.at < 2 * LARGEST_GAP_S:
+    if level is not None and 0 <= time.time() - level.at < 2 * LARGEST_GAP_S:
         gauges["gyre_waterlevel"].add_metric([run_id], level.queued + level.running)
         for role in Role:
             count = sum(own is role for own in level.roles.values())

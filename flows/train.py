@@ -12,6 +12,7 @@ from flows.doctor.preflight import preflight
 from flows.earlier import close_children
 from flows.evaluate import evaluate_serving
 from flows.form import EMPTY, QUICKSTART, Preset, Settings, overrides_of
+from flows.history import evaluations_of
 from flows.pause import pause_if_asked
 from flows.report import reported
 from flows.rl_step import run_step, version_after
@@ -51,7 +52,7 @@ def train(
     run = _open_or_create(root, run_id or _own_name(), config or preset.value, changes)
     with reported(run, get_run_logger().warning), attempt(root, run) as hosts:
         if run.config.evaluation.before and hosts.core_version() == 0:
-            evaluate_serving(root, run.run_id, 0)
+            _evaluate(run, root, 0)
         _steps(run, root)
     return run.run_id
 
@@ -66,8 +67,13 @@ def _steps(run: Run, root: str) -> None:
             after_step(run, step)
         last = step == training.steps - 1
         if last or (every and (step + 1) % every == 0):
-            evaluate_serving(root, run.run_id, version)
-            after_evaluation(run)
+            _evaluate(run, root, version)
+
+
+def _evaluate(run: Run, root: str, version: int) -> None:
+    if version not in evaluations_of(run):
+        evaluate_serving(root, run.run_id, version)
+        after_evaluation(run, version)
 
 
 def _open_or_create(root: str, run_id: str, config: str, overrides: list[str]) -> Run:
