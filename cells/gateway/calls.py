@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -89,6 +90,7 @@ class LiveCall:
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._spans: list[tuple[int, int, int]] = []
+        self._pieces = 0
         self._cached: int | None = None
         self._cell = ""
         self._waited = 0.0
@@ -148,6 +150,8 @@ class LiveCall:
             except EngineRefusedError as error:
                 raise RefusedError(400, "engine_refused", str(error)) from None
             self._take(piece, cell)
+            if self._stopped_across():
+                return End.STOP
             if piece.end in (End.STOP, End.LENGTH):
                 return piece.end
             if self._ids and self._ids[-1] in self._services.codec.stop_ids:
@@ -254,8 +258,29 @@ class LiveCall:
             self._cell = cell.name
         self._services.metrics.cached_tokens.inc(piece.cached_tokens)
 
+    def _stopped_across(self) -> bool:
+        """Whether a stop text is in what several cells sampled; what came after it is cut off.
+
+        No engine sees one that began on another cell.
+        """
+        stops = self._request.sampling.stop
+        self._pieces += 1
+        if self._pieces == 1 or not stops or not self._has_stop(len(self._ids)):
+            return False
+        end = bisect_left(range(len(self._ids)), True, key=lambda at: self._has_stop(at + 1)) + 1
+        self._ids, self._logprobs = self._ids[:end], self._logprobs[:end]
+        self._spans = [
+            (version, start, min(stop, end)) for version, start, stop in self._spans if start < end
+        ]
+        return True
+
+    def _has_stop(self, tokens: int) -> bool:
+        text = self._services.codec.decode(self._ids[:tokens])
+        return any(stop in text for stop in self._request.sampling.stop)
+
     def _forget(self) -> None:
         self._ids, self._logprobs, self._spans = [], [], []
+        self._pieces = 0
 
     def _reply(self, end: End) -> Reply:
         parsed = self._services.codec.parse(self._ids, self._plan.new_ids, self._request.tools)
