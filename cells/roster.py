@@ -155,8 +155,7 @@ class Roster:
             except DaemonError:
                 continue
             del self._out[name]
-            role = self.states[name].role
-            self._log.write(Move(name, role, "taken back: the cell is well again"))
+            self._log.write(Move(name, Role.SWITCHING, "taken back: the cell is well again"))
 
     def renewals(self) -> Iterator[Move]:
         """Serving cells that need other weights. While nothing lives only newer ones are loaded:
