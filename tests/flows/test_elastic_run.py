@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import orjson
 import pytest
 
@@ -13,7 +11,8 @@ from storage.journal import read_journal
 from storage.layout import execution_id
 from storage.records import ExecutionOutcome, ExecutionResult, StepPlan, decode
 from storage.run import Run, open_run
-from tests.flows.conftest import finish, start_gyre
+from tasks.warm_start.build import policy_key
+from tests.flows.conftest import FinishedRun, finish, start_gyre
 from tests.flows.orchestrated import logs, marked_processes
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1000)]
@@ -31,10 +30,12 @@ SETTINGS = (
 
 
 @pytest.fixture(scope="module")
-def elastic_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """`gyre train` of one elastic step, to its end."""
+def elastic_run(smoke_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """`gyre train` of one elastic step, to its end, from the policy that the smoke run has made."""
     root = tmp_path_factory.mktemp("elastic")
-    settings = [part for setting in SETTINGS for part in ("--set", setting)]
+    policy = smoke_run.run.store.local_path(policy_key(smoke_run.run.config))
+    chosen = (*SETTINGS, "model.source=hf_directory", f"model.path={policy}")
+    settings = [part for setting in chosen for part in ("--set", setting)]
     command = start_gyre(root, "train", "--config", "smoke", "--name", "elastic", *settings)
     output = finish(command, root)
     assert command.returncode == 0, f"{output[-6000:]}\n{logs(root)}"
@@ -74,4 +75,3 @@ def test_no_execution_noticed_and_all_was_trained(elastic_run: Run) -> None:
 def test_the_core_moved_weights_to_the_other_cell(elastic_run: Run) -> None:
     proof = orjson.loads(elastic_run.store.read(elastic_run.layout.manifest))
     assert proof["cells"]["b"]["mooncake"]["read_bytes"] > 0
-    assert Path(elastic_run.store.url).is_dir()
