@@ -28,7 +28,7 @@ _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["cells.replica.commands", "cells.replica.model"])
 
 
-def objective() -> ObjectiveConfig:
+def demanding() -> ObjectiveConfig:
     """The loss that needs most: log-probs under the step's first weights and the run's."""
     return ObjectiveConfig(clip_low=0.5, clip_high=1.0, ratio="proximal", importance_cap=2, kl=0.1)
 
@@ -36,14 +36,14 @@ def objective() -> ObjectiveConfig:
 class Replica:
     """A replica process, commanded from any thread; ``start`` makes a new one after its death."""
 
-    def __init__(self, loop, root, log, name, *, core):
+    def __init__(self, loop, root, log, name, *, core, loss=None):
         self.name, self.core = name, core
         self._loop, self._log = loop, log
         self._settings = ReplicaSettings(
             root=str(root),
             core=core,
             objective=objective_path("gspo"),
-            objective_config=objective(),
+            objective_config=loss or demanding(),
         )
         self.start()
 
