@@ -83,7 +83,7 @@ def _leaf(field: FieldInfo) -> tuple[Any, FieldInfo]:
     own.default, own.default_factory = None, None
     extra = field.json_schema_extra
     unit = extra.get("unit") if isinstance(extra, dict) else None
-    if unit and unit != "1":
+    if isinstance(unit, str) and unit not in ("", "1") and unit not in str(field.description):
         own.description = f"{field.description} In {unit}."
     own.json_schema_extra = _without_null
     own.validate_default = False

@@ -33,7 +33,7 @@ def train(
     preset: Preset = QUICKSTART,
     settings: Settings = EMPTY,
     config: str = "",
-    overrides: list[str] | None = None,
+    overrides: tuple[str, ...] = (),
     root: str = ".gyre",
 ) -> str:
     """Train a policy from a configuration, or go on with a run that exists.
@@ -48,7 +48,7 @@ def train(
         root: folder or URL of the storage.
     """
     root = absolute_root(root)
-    changes = [*overrides_of(settings), *(overrides or [])]
+    changes = [*overrides_of(settings), *overrides]
     run = _open_or_create(root, run_id or _own_name(), config or preset.value, changes)
     with reported(run, get_run_logger().warning), attempt(root, run) as hosts:
         if run.config.evaluation.before and hosts.core_version() == 0:

@@ -36,7 +36,7 @@ def warm_start(
     run_id: str = "",
     preset: Preset = QUICKSTART,
     settings: Settings = EMPTY,
-    overrides: list[str] | None = None,
+    overrides: tuple[str, ...] = (),
 ) -> str:
     """Make the first policy of a run, or of settings that runs will have, and return its key.
 
@@ -50,7 +50,7 @@ def warm_start(
     root = absolute_root(root)
     if run_id:
         return fit_policy(root, run_id)
-    config = load_config(preset.value, [*overrides_of(settings), *(overrides or [])])
+    config = load_config(preset.value, [*overrides_of(settings), *overrides])
     return _policy(Store(root), config, get_run_logger().info)
 
 

@@ -50,7 +50,7 @@ def sweep(
     preset: Preset = QUICKSTART,
     settings: Settings = EMPTY,
     config: str = "",
-    overrides: list[str] | None = None,
+    overrides: tuple[str, ...] = (),
     from_run: str = "",
     root: str = ".gyre",
 ) -> str:
@@ -77,7 +77,7 @@ def sweep(
     source = open_run(root, from_run) if from_run else None
     if source is not None:
         check_source(source)
-    changes = [*overrides_of(settings), *(overrides or [])]
+    changes = [*overrides_of(settings), *overrides]
     base = config or preset.value
     plan, configs = make_plan(name, parameters, seeds, base, changes, root, source)
     keep_plan(store, plan)

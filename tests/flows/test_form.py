@@ -55,7 +55,7 @@ def test_inputs_are_plain() -> None:
         "type": "integer",
         "minimum": 1,
         "maximum": 1_000_000,
-        "description": "RL steps of the run. In steps.",
+        "description": "RL steps of the run.",
     }
     for section in schema["$defs"].values():
         for field in section.get("properties", {}).values():
