@@ -14,8 +14,9 @@ from prefect.events.schemas.automations import AutomationCore, EventTrigger, Pos
 
 from flows.events import EventName
 
-SILENCE = timedelta(seconds=90)
-"""Three heartbeats of ``gyre serve``."""
+SILENCE = timedelta(minutes=5)
+"""Ten heartbeats of ``gyre serve``. A run that is wrongly taken for dead would have to share its
+cells: a busy machine must have its time."""
 _LIFE = "prefect.flow-run.heartbeat"
 _ENDS = (
     "prefect.flow-run.Completed",
@@ -72,7 +73,7 @@ def _silent() -> AutomationCore:
     cells are free as well."""
     return AutomationCore(
         name=SILENT,
-        description="No heartbeat for a minute and a half: the process of the flow is gone.",
+        description="No heartbeat for five minutes: the process of the flow is gone.",
         trigger=EventTrigger(
             after={_LIFE},
             expect={_LIFE, *_ENDS},

@@ -11,14 +11,16 @@ from contextlib import contextmanager
 import uvicorn
 
 from configs.cells import PrefectConfig
+from flows.problem_sets import tell_new
 from flows.serve_address import PAGES_URL
 from flows.serve_pages import Pages
 from flows.server import ServerError, orchestration
 from flows.start import home_of
+from storage.objects import Store
 
 HEARTBEAT_S = 30
 """Each flow run says so often that it lives, for the automation that looks for silent ones."""
-_CHECK_S = 2.0
+_CHECK_S = 5.0
 _START_LIMIT_S = 30.0
 
 
@@ -51,8 +53,11 @@ def serve(
 
             make_automations(deploy(config.work_pool, root))
             say("ready: Ctrl-C ends the server, the worker and what they run")
+            store = Store(root)
             while not stop.wait(_CHECK_S):
                 prefect.check()
+                for name in tell_new(store):
+                    say(f"new problem set: {name}")
 
 
 @contextmanager
