@@ -82,7 +82,8 @@ def check(site: Orchestrated, name: str) -> None:
     expected = [(step, update) for step in range(STEPS) for update in range(UPDATES)]
     assert [(line.step, line.update) for line in lines] == expected
     for line in lines:
-        assert line.staleness_max == line.update
+        # Two groups of equal rewards, by chance in one update, leave it nothing to train.
+        assert line.staleness_max == (line.update if line.target_tokens else 0)
     running = [
         task
         for one in site.steps(name)
