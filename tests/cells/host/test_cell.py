@@ -43,7 +43,10 @@ async def test_there_and_back(fake: FakeCell) -> None:
     await fake.cell.change_role(1, ROLLOUT, 1)
     assert fake.take() == ["replica export", "engine update", "replica sleep"]
     assert (fake.cell.roles.role, fake.cell.engine_version) == (ROLLOUT, 1)
-    assert [switch.to for switch in fake.cell.roles.switches] == [TRAINING, ROLLOUT]
+    assert [(switch.to, set(switch.parts)) for switch in fake.cell.roles.switches] == [
+        (TRAINING, {"drain", "memory", "replica"}),
+        (ROLLOUT, {"memory", "weights", "replica"}),
+    ]
     assert [path.name for path in fake.exports.folder.glob("v*")] == ["v1"]
 
 
