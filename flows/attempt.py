@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from prefect import get_run_logger
@@ -11,12 +11,16 @@ from prefect import get_run_logger
 from cells.checkpoint import Checkpoint, find_checkpoint, latest_checkpoint
 from cells.epoch import take_epoch
 from flows.earlier import close_earlier
+from flows.history import evaluations_of
 from flows.hosts import Hosts, hosts_of
 from flows.proof import write_proof
 from flows.rollouts import living
 from flows.warm_start import warm_start
+from storage.hold import HeldError, alone
 from storage.records import StepDone, StepPlan
 from storage.run import Run
+
+_TURN_LIMIT_S = 24 * 3600.0
 
 
 class LostWeightsError(RuntimeError):
@@ -33,6 +37,35 @@ class Start:
     """The weight version that it is."""
     checkpoint: Checkpoint | None
     """What the core goes on from; None at the start of the run."""
+
+
+@contextmanager
+def turn(run: Run, say: Callable[[str], None]) -> Iterator[None]:
+    """One attempt at a run at a time: a second one waits until the process of the first has ended.
+
+    Prefect can report a crash twice, the second time of a retry that is well; whoever presses Retry
+    once more starts another attempt beside it.
+
+    Raises:
+        HeldError: the other one went on for a day.
+    """
+    with ExitStack() as held:
+        try:
+            held.enter_context(alone(run.store, run.layout.turn))
+        except HeldError:
+            say(f"another attempt at run {run.run_id} is under way: this one waits for its end")
+            held.enter_context(alone(run.store, run.layout.turn, _TURN_LIMIT_S))
+        yield
+
+
+def has_ended(run: Run) -> bool:
+    """Whether all of the run is done, and what did it has ended in order, its daemons with it."""
+    if run.store.children(f"{run.layout.prefix}/hosts"):
+        return False
+    last = run.layout.step_done(run.config.training.steps - 1)
+    if not run.store.exists(last):
+        return False
+    return run.store.read_record(last, StepDone).policy_version in evaluations_of(run)
 
 
 @contextmanager

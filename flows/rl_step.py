@@ -23,7 +23,7 @@ from cells.client import DaemonClient, DaemonError
 from cells.epoch import take_epoch
 from cells.task import manage_cells, policy_of
 from configs.training import StaleKind
-from flows.attempt import attempt, first_undone
+from flows.attempt import attempt, first_undone, turn
 from flows.hosts import Hosts, kept_elsewhere, kept_hosts
 from flows.plan import step_plan
 from flows.rollouts import living, roll_out
@@ -63,17 +63,26 @@ def rl_step(root: str, run_id: str, step: int) -> int:
         root: folder or URL of the storage.
         run_id: name of the run.
         step: its number. Those before it are done.
+
+    Raises:
+        StepOrderError: a step before it is not done.
     """
     root = absolute_root(root)
     run = open_run(root, run_id)
     hosts = kept_hosts(run)
     if hosts is not None:
         return _run(run, root, hosts, step)
-    version = _when_free(run, step)
+    version = _done_elsewhere(run, step)
     if version is not None:
         return version
-    with attempt(root, run) as own:
-        return _run(run, root, own, step)
+    with turn(run, get_run_logger().info):
+        due, _ = first_undone(run)
+        if due < step:
+            raise StepOrderError(f"run {run.run_id}: the step to run is {due}, not {step}")
+        if due > step:
+            return cast(int, version_after(run, step))
+        with attempt(root, run) as own:
+            return _run(run, root, own, step)
 
 
 def run_step(root: str, run_id: str, step: int) -> int:
@@ -109,21 +118,12 @@ def version_after(run: Run, step: int) -> int | None:
     return run.store.read_record(key, StepDone).policy_version
 
 
-def _when_free(run: Run, step: int) -> int | None:
-    """Waits while another process works on the run. The step's version, if it is done then.
-
-    Raises:
-        StepOrderError: a step before this one is not done.
-    """
+def _done_elsewhere(run: Run, step: int) -> int | None:
+    """Wait while another process works on the run. The step's version, when it is done."""
     say = get_run_logger().info
     while (version := version_after(run, step)) is None and kept_elsewhere(run):
         say("another flow works on run %s: waiting for step %d, or its end", run.run_id, step)
-    if version is not None:
-        return version
-    due, _ = first_undone(run)
-    if due != step:
-        raise StepOrderError(f"run {run.run_id}: the step to run is {due}, not {step}")
-    return None
+    return version
 
 
 def _run(run: Run, root: str, hosts: Hosts, step: int) -> int:

@@ -7,7 +7,7 @@ from prefect.runtime import flow_run
 
 from configs.load import load_config
 from flows.aftermath import after_evaluation, after_step
-from flows.attempt import attempt
+from flows.attempt import attempt, has_ended, turn
 from flows.doctor.preflight import preflight
 from flows.earlier import close_children
 from flows.evaluate import evaluate_serving
@@ -50,10 +50,13 @@ def train(
     root = absolute_root(root)
     changes = [*overrides_of(settings), *overrides]
     run = _open_or_create(root, run_id or _own_name(), config or preset.value, changes)
-    with reported(run, get_run_logger().warning), attempt(root, run) as hosts:
-        if run.config.evaluation.before and hosts.core_version() == 0:
-            _evaluate(run, root, 0)
-        _steps(run, root)
+    with turn(run, get_run_logger().info):
+        if has_ended(run):
+            return run.run_id
+        with reported(run, get_run_logger().warning), attempt(root, run) as hosts:
+            if run.config.evaluation.before and hosts.core_version() == 0:
+                _evaluate(run, root, 0)
+            _steps(run, root)
     return run.run_id
 
 

@@ -45,6 +45,11 @@ class RunLayout:
         return f"{self.prefix}/lock"
 
     @property
+    def turn(self) -> str:
+        """Held by the one attempt that drives the run."""
+        return f"{self.prefix}/turn"
+
+    @property
     def first_policy(self) -> str:
         """Which policy the run starts from."""
         return f"{self.prefix}/policy.json"

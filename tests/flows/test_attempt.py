@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
+import threading
 
 import pytest
 
 from cells.checkpoint import MANIFEST
-from flows.attempt import LostWeightsError, first_undone, starting_point
+from flows.attempt import LostWeightsError, first_undone, has_ended, starting_point, turn
+from flows.held_out import HeldOut
 from flows.plan import step_plan
 from storage.layout import execution_id
 from storage.records import (
     CheckpointManifest,
+    Evaluation,
     ExecutionOutcome,
     ExecutionResult,
     StepDone,
@@ -127,3 +132,58 @@ def test_what_was_trained_is_never_trained_again_from_an_older_checkpoint(run_st
     finish_step(run_store, 1, 4)
     with pytest.raises(LostWeightsError, match=r"version 4, the newest whole checkpoint has 2"):
         starting_point(run_store, FIRST)
+
+
+HOLD = """
+import sys
+from storage.hold import alone
+from storage.objects import Store
+with alone(Store(sys.argv[1]), sys.argv[2]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.timeout(120)
+def test_an_attempt_waits_until_the_process_of_another_has_ended(run_store: Run) -> None:
+    waits, entered = threading.Event(), threading.Event()
+
+    def second() -> None:
+        with turn(run_store, lambda _: waits.set()):
+            entered.set()
+
+    command = [sys.executable, "-c", HOLD, run_store.store.url, run_store.layout.turn]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as first:
+        assert first.stdout is not None and first.stdout.readline() == "held\n"
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert waits.wait(60)
+        assert not entered.is_set()
+        first.kill()
+        thread.join(60)
+    assert entered.is_set()
+
+
+def test_a_run_has_ended_when_all_is_done_and_nothing_is_kept(run_store: Run) -> None:
+    last = run_store.config.training.steps - 1
+    assert not has_ended(run_store)
+    finish_step(run_store, last, version=4)
+    assert not has_ended(run_store)
+    held_out = HeldOut.of(run_store, None, None, None)
+    result = Evaluation(
+        version=4,
+        problems=1,
+        executions=1,
+        excluded=0,
+        timed_out=0,
+        pass_rate=1.0,
+        standard_error=0.0,
+        rates={"p0": 1.0},
+    )
+    run_store.store.write_record(held_out.key(run_store.layout, 4), result)
+    assert has_ended(run_store)
+    # Daemons of a killed attempt: somebody has to end them.
+    run_store.store.write(run_store.layout.host("gateway"), b"{}")
+    assert not has_ended(run_store)
