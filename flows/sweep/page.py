@@ -127,7 +127,8 @@ def _how(results: Results) -> str:
         return "Two points with results are needed."
     one = results.differences[0]
     text = (
-        f"Paired over {one.over}: Student's interval of the mean difference, at "
+        f"Paired over {one.over}: Student's interval of the mean difference"
+        f"{', with the noise of seeds and of problems' if one.over == 'seeds' else ''}, at "
         f"{one.confidence:.2%}, so that 95 % hold for all pairs of points together (Bonferroni)."
     )
     if one.over == "problems":

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from math import hypot
+from statistics import fmean
 from typing import Any
 
-from flows.estimates import CONFIDENCE, Estimate, estimate, paired_gain
+from flows.estimates import CONFIDENCE, Estimate, estimate, paired_gain, standard_error
 from flows.history import evaluations_of, updates_of
 from flows.sweep.plan import SweepPlan
 from flows.sweep.share import find_shared
@@ -216,13 +218,27 @@ def _ends(runs: Sequence[Trained], point: int) -> dict[int, Evaluation]:
 def _paired(
     before: Mapping[int, Evaluation], after: Mapping[int, Evaluation]
 ) -> tuple[Estimate | None, str]:
-    """Over the seeds that both have; over the problems where that is one, which tells nothing of
-    how much another seed would change."""
+    """The mean difference over the seeds that both have.
+
+    Every run is tried on the same problems, so that other seeds and other problems are two sources
+    of noise: the variances of both means are added, with the degrees of freedom of the seeds. Runs
+    that happen to agree are not exact: the error is at least that of half a problem in each.
+    With one seed the pairs are its problems, which tells nothing of another seed.
+    """
     shared = sorted(set(before) & set(after))
-    if len(shared) == 1:
-        (seed,) = shared
-        return paired_gain(before[seed].rates, after[seed].rates), "problems"
-    rates = [
-        {str(seed): side[seed].pass_rate for seed in shared} for side in (before, after)
-    ]  # fmt: skip
-    return paired_gain(*rates), "seeds"
+    if len(shared) < 2:
+        one = shared[0] if shared else None
+        rates = paired_gain(before[one].rates, after[one].rates) if one is not None else None
+        return rates, "problems"
+    gains = [after[seed].pass_rate - before[seed].pass_rate for seed in shared]
+    seeds = estimate(gains)
+    problems = set.intersection(
+        *(set(side[seed].rates) for side in (before, after) for seed in shared)
+    )
+    by_problem = [
+        fmean(after[seed].rates[name] - before[seed].rates[name] for seed in shared)
+        for name in problems
+    ]
+    floor = 0.5 / (max(len(problems), 1) * len(shared) ** 0.5)
+    error = max(hypot(seeds.standard_error, standard_error(by_problem)), floor)
+    return Estimate(seeds.mean, error, seeds.count), "seeds"

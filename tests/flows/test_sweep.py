@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from scipy import stats
 
@@ -103,7 +104,7 @@ def test_only_points_with_the_same_rollouts_share_a_first_step(tmp_path: Path) -
     sizes = Axis(key="rollout.group_size", values=("4", "8"))
     with pytest.raises(ConfigError, match="differs from run source in rollout"):
         make_plan("sizes", [sizes], 1, "", [], str(tmp_path), source)
-    with pytest.raises(StorageError, match=r"done\.json is not there"):
+    with pytest.raises(StorageError, match=r"plan\.json is not there"):
         check_source(create_run(str(tmp_path), "new", load_config("smoke")))
 
 
@@ -133,41 +134,47 @@ def test_a_shared_first_step_is_rolled_out_and_scored_already(tmp_path: Path) ->
     assert evaluation_query_id(0, 0) not in run.store.children(f"{run.layout.prefix}/executions")
 
 
-def finished(root: Path, rates: dict[str, list[float]], name: str = "caps") -> Results:
+def finished(root: Path, rates: dict[str, list[float]], problems: int = 100) -> Results:
     """A sweep over caps whose runs have ended with these pass rates, seed by seed."""
     seeds = len(next(iter(rates.values())))
     caps = Axis(key="trajectory.cap", values=tuple(rates))
-    plan, configs = make_plan(name, [caps], seeds, "smoke", ["training.steps=1"], str(root))
+    plan, configs = make_plan("caps", [caps], seeds, "smoke", ["training.steps=1"], str(root))
     keep_plan(Store(root), plan)
     for one in plan.runs:
         run = create_run(str(root), one.run_id, configs[one.run_id])
         rate = rates[plan.points[one.point].values[0]][one.seed - plan.seeds[0]]
         done = StepDone(step=0, policy_version=2, seconds=1.0)
         run.store.write_record(run.layout.step_done(0), done)
-        run.store.write_record(run.layout.evaluation(2), evaluation(rate))
+        run.store.write_record(run.layout.evaluation(2), evaluation(rate, problems))
         assert open_run(str(root), one.run_id) == run
     return read_results(Store(root), plan)
 
 
-def evaluation(rate: float) -> Evaluation:
-    rates = {f"p{number}": float(number < rate * 100) for number in range(100)}
+def evaluation(rate: float, problems: int) -> Evaluation:
+    rates = {f"p{number}": float(number < rate * problems) for number in range(problems)}
     return Evaluation(
-        version=2, problems=100, executions=100, excluded=0, timed_out=0, pass_rate=rate,
+        version=2, problems=problems, executions=problems, excluded=0, timed_out=0, pass_rate=rate,
         standard_error=0.05, rates=rates, samples=1, seed=1,
     )  # fmt: skip
 
 
 def test_a_clear_winner_wins_by_its_paired_interval(tmp_path: Path) -> None:
-    rates = {"1": [0.30, 0.35, 0.32], "5": [0.50, 0.56, 0.53], "none": [0.20, 0.26, 0.22]}
+    rates = {"1": [0.30, 0.35, 0.32], "5": [0.80, 0.86, 0.83], "none": [0.20, 0.26, 0.22]}
     results = finished(tmp_path, rates)
     assert results.best == 1
     (over_one, over_none) = results.differences
-    differences = [after - before for before, after in zip(rates["1"], rates["5"], strict=True)]
-    expected = stats.ttest_1samp(differences, 0).confidence_interval(1 - 0.05 / 3)
-    assert over_one.interval == pytest.approx((expected.low, expected.high))
+    gains = [after - before for before, after in zip(rates["1"], rates["5"], strict=True)]
+    problems = [
+        np.mean([float(x < after * 100) - float(x < before * 100)
+                 for before, after in zip(rates["1"], rates["5"], strict=True)])
+        for x in range(100)
+    ]  # fmt: skip
+    error = np.sqrt(stats.sem(gains) ** 2 + stats.sem(problems) ** 2)
+    expected = stats.t.interval(1 - 0.05 / 3, 2, loc=np.mean(gains), scale=error)
+    assert over_one.interval == pytest.approx(expected)
     assert over_one.over == over_none.over == "seeds"
     assert over_one.beyond_noise and over_none.beyond_noise
-    assert verdict_line(results).startswith("cap 5 wins: +0.207 over cap 1")
+    assert verdict_line(results).startswith("cap 5 wins: +0.507 over cap 1")
     value = results_value(results)
     assert value["best"] == "cap 5" and value["done"] == 9
 
@@ -178,6 +185,11 @@ def test_seeds_that_disagree_are_noise(tmp_path: Path) -> None:
     (only,) = results.differences
     assert not only.beyond_noise
     assert "within noise of: cap 1" in verdict_line(results)
+
+
+def test_few_problems_that_agree_are_noise(tmp_path: Path) -> None:
+    results = finished(tmp_path, {"1": [0.0, 0.0], "5": [1.0, 1.0]}, problems=1)
+    assert not results.differences[0].beyond_noise
 
 
 def test_one_seed_is_compared_over_problems_and_says_so(tmp_path: Path) -> None:
