@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from storage.objects import MissingObjectError, Store
 from storage.records import Record
@@ -112,7 +113,7 @@ class Daemon:
         self._close = close
         self._address = (host, port)
         self._stop = asyncio.Event()
-        self.app = Starlette(
+        self.app: ASGIApp = Starlette(
             routes=[
                 *routes,
                 Route("/healthz", self._healthz, methods=["GET"]),

@@ -127,40 +127,34 @@ class StreamedAnswer(Answer):
         delivery = self._delivery
         texts, reply = delivery.texts, delivery.reply
         assert texts is not None
-        for task in (reply, gone):
-            task.add_done_callback(lambda _: texts.put_nowait(None))
+        reply.add_done_callback(texts.wake)
+        gone.add_done_callback(texts.wake)
         writer = self._dialect.events(self._request, delivery.call_id, delivery.prompt_tokens)
-
-        async def write(data: bytes, more: bool = True) -> None:
-            if data or not more:
-                await send({"type": "http.response.body", "body": data, "more_body": more})
-
         started = False
-        while not gone.done():
-            piece, quiet = None, False
-            try:
-                async with asyncio.timeout(KEEP_ALIVE_EVERY_S if started else HOLD_STREAM_S):
-                    piece = await texts.get()
-            except TimeoutError:
-                quiet = True
-            ended = piece is None and not quiet and reply.done()
-            if ended and not started:
-                refused = self._refused()
+        while True:
+            if not (reply.done() or gone.done()):
+                await texts.wait(KEEP_ALIVE_EVERY_S if started else HOLD_STREAM_S)
+            if gone.done():
+                return None
+            # All that is there goes in one piece: each costs the server and the client a turn.
+            ended, pieces, events = reply.done(), texts.take(), []
+            if not started:
+                refused = self._refused() if ended and not pieces else None
                 if refused is not None:
                     return refused
-            if not started:
                 await self._head(send)
-                await write(writer.start())
+                events.append(writer.start())
                 started = True
-            elif quiet:
-                await write(writer.alive())
-            if piece is not None:
-                await write(writer.text(*piece))
-            elif ended and not gone.done():
-                await write(self._end(writer), more=False)
+            elif not pieces and not ended:
+                events.append(writer.alive())
+            events += [writer.text(field, text) for field, text in pieces]
+            if ended:
+                events.append(self._end(writer))
+            body = b"".join(events)
+            await send({"type": "http.response.body", "body": body, "more_body": not ended})
+            if ended:
                 delivery.delivered()
                 return None
-        return None
 
     def _end(self, writer: EventWriter) -> bytes:
         try:

@@ -71,7 +71,9 @@ class Engine:
             # SGLang's server drops a connection that was idle for 5 s; drop it first.
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4)
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_LIMIT_S)
-            self._http = aiohttp.ClientSession(connector=connector, timeout=timeout)
+            self._http = aiohttp.ClientSession(
+                connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()
+            )
         return self._http
 
     async def close(self) -> None:

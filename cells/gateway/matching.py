@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import chain
 
 import orjson
 
@@ -101,6 +102,10 @@ class Node:
         """Forget what can be put together again; called when a child goes on from here."""
         self._history = None
 
+    def pack(self) -> None:
+        """Forget all that can be put together again."""
+        self._history = self._encoded = None
+
     def _line(self) -> list[Node]:
         line: list[Node] = []
         node: Node | None = self
@@ -174,6 +179,20 @@ class Branches:
         """Take a call of which a client may have a part; ``node.reply`` says what was sent."""
         if node.reply["content"]:
             self._abandoned.setdefault(node.agent, []).append(node)
+
+    def nodes(self) -> list[Node]:
+        """All calls and kept parts of calls, each behind what it goes on from."""
+        found: dict[int, Node] = {}
+        abandoned = chain.from_iterable(self._abandoned.values())
+        replied = chain.from_iterable(self._by_reply.values())
+        for node in chain(self.last.values(), abandoned, self._by_tool_call.values(), replied):
+            line: list[Node] = []
+            one: Node | None = node
+            while one is not None and id(one) not in found:
+                line.append(one)
+                one = one.parent
+            found.update((id(one), one) for one in reversed(line))
+        return list(found.values())
 
     def match(self, messages: list[Message], agent: str | None) -> Node | None:
         """The call with the longest history that the messages begin with, its reply included.

@@ -6,13 +6,12 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
-from starlette.convertors import Convertor, register_url_convertor
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cells.gateway import openapi
 from cells.gateway.answers import StreamedAnswer, WholeAnswer, refusal
 from cells.gateway.calls import RETRY_AFTER_S
 from cells.gateway.dialects import models
@@ -30,30 +29,62 @@ from storage.records import RecordError
 log = logging.getLogger(__name__)
 
 BODY_LIMIT_S = 60.0
+BASE = "/e/"
 EVENTS = "text/event-stream"
 CHAT, RESPONSES, MESSAGES = ChatDialect(), ResponsesDialect(), MessagesDialect()
-
-Handler = Callable[[Request, Session], Awaitable[Response]]
-
-
-class Anything(Convertor[str]):
-    """The rest of a path, whatever is in it: Starlette's own ``path`` stops at the end of a line,
-    and its answer to that is in nobody's dialect."""
-
-    regex = r"[\s\S]*"
-
-    def convert(self, value: str) -> str:
-        return value
-
-    def to_string(self, value: str) -> str:
-        return value
+_MODEL = "v1/models/"
 
 
-register_url_convertor("anything", Anything())
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request as far as it is read before its body.
+
+    ``path`` is what follows the execution's id. Names in ``headers`` are in lower case; of those
+    that are given twice, the first one counts.
+    """
+
+    execution_id: str
+    path: str
+    method: str
+    headers: dict[str, str]
+    headers_size: int
+    receive: Receive
+
+    @classmethod
+    def of(cls, scope: Scope, receive: Receive) -> Asked:
+        execution_id, _, path = scope["path"].removeprefix(BASE).partition("/")
+        raw = scope["headers"]
+        return cls(
+            execution_id=execution_id,
+            path=path,
+            method=scope["method"],
+            headers={
+                name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(raw)
+            },
+            headers_size=sum(len(name) + len(value) for name, value in raw),
+            receive=receive,
+        )
+
+    @property
+    def dialect(self) -> Dialect:
+        """The dialect where a path does not tell: Anthropic's clients always send their version."""
+        return MESSAGES if "anthropic-version" in self.headers else CHAT
 
 
-class PublicRoutes:
-    """The routes under ``/e/{execution_id}``, and the document that describes them.
+@dataclass(frozen=True, slots=True)
+class Path:
+    """What is served at a path; without a dialect of its own it is answered in the client's."""
+
+    method: str
+    dialect: Dialect | None
+    handler: Callable[[Asked, Session], Awaitable[ASGIApp]]
+
+
+class PublicApp:
+    """The application under ``/e/{execution_id}``, in front of another that has all else.
+
+    It reads the scope itself: a router, its middleware and a request object would cost a call as
+    much as its engine's connection does.
 
     Args:
         intake: starts calls.
@@ -63,6 +94,7 @@ class PublicRoutes:
 
     def __init__(
         self,
+        rest: ASGIApp,
         intake: Intake,
         metrics: Metrics,
         sessions: Sessions,
@@ -70,56 +102,62 @@ class PublicRoutes:
         body_limit: int,
         header_limit: int,
     ) -> None:
+        self._rest = rest
         self._intake = intake
         self._metrics = metrics
         self._sessions = sessions
         self._body_limit = body_limit
         self._header_limit = header_limit
+        self._paths = {
+            "v1/chat/completions": self._calls(CHAT),
+            "v1/responses": self._calls(RESPONSES),
+            "v1/responses/input_tokens": self._counts(RESPONSES),
+            "v1/messages": self._calls(MESSAGES),
+            "v1/messages/count_tokens": self._counts(MESSAGES),
+            "v1/models": Path("GET", None, _list_models),
+        }
 
-    def routes(self) -> list[Route]:
-        base = "/e/{execution_id}"
-        chat, responses, messages = (
-            f"{base}/v1/{path}" for path in ("chat/completions", "responses", "messages")
-        )
-        return [
-            self._route(chat, "POST", CHAT, self._call(CHAT)),
-            self._route(responses, "POST", RESPONSES, self._call(RESPONSES)),
-            self._route(f"{responses}/input_tokens", "POST", RESPONSES, self._count(RESPONSES)),
-            self._route(messages, "POST", MESSAGES, self._call(MESSAGES)),
-            self._route(f"{messages}/count_tokens", "POST", MESSAGES, self._count(MESSAGES)),
-            self._route(f"{base}/v1/models", "GET", None, _list_models),
-            self._route(f"{base}/v1/models/{{model:anything}}", "GET", None, _show_model),
-            Route(f"{base}/api/hello", _hello, methods=["GET"]),
-            Route("/openapi.json", openapi.serve, methods=["GET"]),
-            Route(f"{base}{{rest:anything}}", self._nothing, methods=_METHODS),
-        ]
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not scope["path"].startswith(BASE):
+            await self._rest(scope, receive, send)
+            return
+        answer = await self._answer(Asked.of(scope, receive))
+        await answer(scope, receive, send)
 
-    def _route(self, path: str, method: str, dialect: Dialect | None, handler: Handler) -> Route:
-        """A route whose errors are in its dialect, and whose handler gets the open session."""
+    async def _answer(self, asked: Asked) -> ASGIApp:
+        """The answer, with errors in the dialect of the path."""
+        if asked.path == "api/hello" and asked.method in ("GET", "HEAD"):
+            return Response(b"{}", media_type="application/json")
+        path = self._path(asked.path)
+        try:
+            if path is None:
+                raise RefusedError(404, "not_found", "nothing is served at this path")
+            if asked.method not in (path.method, "HEAD" if path.method == "GET" else path.method):
+                text = f"only {path.method} is served here"
+                raise RefusedError(405, "method_not_allowed", text)
+            if asked.headers_size > self._header_limit:
+                text = f"the headers are larger than {self._header_limit} bytes together"
+                raise RefusedError(431, "headers_too_large", text)
+            await self._recover(asked.execution_id)
+            return await path.handler(asked, self._session(asked))
+        except RefusedError as error:
+            self._metrics.refused.labels(str(error.status)).inc()
+            return refusal((path and path.dialect) or asked.dialect, error)
+        except ClientDisconnect:
+            return Response(status_code=400)
 
-        async def handle(request: Request) -> Response:
-            spoken = dialect or _spoken(request)
-            try:
-                if request.method not in (method, "HEAD" if method == "GET" else method):
-                    raise RefusedError(405, "method_not_allowed", f"only {method} is served here")
-                _check_headers(request, self._header_limit)
-                await self._recover(request)
-                return await handler(request, self._session(request))
-            except RefusedError as error:
-                self._metrics.refused.labels(str(error.status)).inc()
-                return refusal(spoken, error)
-            except ClientDisconnect:
-                return Response(status_code=400)
+    def _path(self, path: str) -> Path | None:
+        if path.startswith(_MODEL):
+            return Path("GET", None, _show_model)
+        return self._paths.get(path)
 
-        return Route(path, handle, methods=_METHODS)
-
-    def _call(self, dialect: Dialect) -> Handler:
-        async def call(request: Request, session: Session) -> Response:
-            chat = dialect.read(await self._body(request), session.seen)
+    def _calls(self, dialect: Dialect) -> Path:
+        async def call(asked: Asked, session: Session) -> ASGIApp:
+            chat = dialect.read(await self._body(asked), session.seen)
             # Once more: the execution may have been closed while its body came in.
-            session = self._session(request)
+            session = self._session(asked)
             try:
-                delivery = await self._intake.start(session, chat, request.headers)
+                delivery = await self._intake.start(session, chat, asked.headers)
             except RefusedError as error:
                 if not dialect.refuses_in_stream(chat, error):
                     raise
@@ -127,18 +165,17 @@ class PublicRoutes:
                 return Response(writer.start() + writer.error(error), media_type=EVENTS)
             return (StreamedAnswer if chat.stream else WholeAnswer)(dialect, delivery, chat)
 
-        return call
+        return Path("POST", dialect, call)
 
-    def _count(self, dialect: Dialect) -> Handler:
-        async def count(request: Request, session: Session) -> Response:
-            chat = dialect.read(await self._body(request), session.seen)
-            tokens = self._intake.count(self._session(request), chat, request.headers)
+    def _counts(self, dialect: Dialect) -> Path:
+        async def count(asked: Asked, session: Session) -> ASGIApp:
+            chat = dialect.read(await self._body(asked), session.seen)
+            tokens = self._intake.count(self._session(asked), chat, asked.headers)
             return models.counted(dialect.name, tokens)
 
-        return count
+        return Path("POST", dialect, count)
 
-    async def _recover(self, request: Request) -> None:
-        execution_id = request.path_params["execution_id"]
+    async def _recover(self, execution_id: str) -> None:
         try:
             await self._sessions.recover(execution_id)
         except (StorageError, RecordError) as error:
@@ -147,64 +184,42 @@ class PublicRoutes:
                 503, "storage", "what was recorded can't be read", retry_after_s=RETRY_AFTER_S
             ) from None
 
-    def _session(self, request: Request) -> Session:
-        key = request.headers.get("x-api-key") or request.headers.get(
-            "authorization", ""
-        ).removeprefix("Bearer ")
-        return self._sessions.find(request.path_params["execution_id"], key)
+    def _session(self, asked: Asked) -> Session:
+        headers = asked.headers
+        key = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
+        return self._sessions.find(asked.execution_id, key)
 
-    async def _body(self, request: Request) -> bytes:
+    async def _body(self, asked: Asked) -> bytes:
         """The body, within its limits of size and time.
 
         Raises:
             RefusedError: 413 or 408.
+            ClientDisconnect: nobody is left to send the rest.
         """
         parts: list[bytes] = []
         size, limit = 0, self._body_limit
         try:
             async with asyncio.timeout(BODY_LIMIT_S):
-                async for part in request.stream():
+                more = True
+                while more:
+                    message = await asked.receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientDisconnect
+                    part, more = message.get("body", b""), message.get("more_body", False)
                     size += len(part)
                     if size > limit:
-                        raise RefusedError(
-                            413, "body_too_large", f"the body is larger than {limit} bytes"
-                        )
+                        text = f"the body is larger than {limit} bytes"
+                        raise RefusedError(413, "body_too_large", text)
                     parts.append(part)
         except TimeoutError:
-            raise RefusedError(
-                408, "body_too_slow", f"the body took longer than {BODY_LIMIT_S:g} s"
-            ) from None
+            text = f"the body took longer than {BODY_LIMIT_S:g} s"
+            raise RefusedError(408, "body_too_slow", text) from None
         return b"".join(parts)
 
-    async def _nothing(self, request: Request) -> Response:
-        error = RefusedError(404, "not_found", "nothing is served at this path")
-        self._metrics.refused.labels("404").inc()
-        return refusal(_spoken(request), error)
+
+async def _list_models(asked: Asked, session: Session) -> ASGIApp:
+    return models.listed(asked.dialect.name)
 
 
-_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
-
-
-def _spoken(request: Request) -> Dialect:
-    """The dialect of a path that several share: Anthropic's clients always send their version."""
-    return MESSAGES if "anthropic-version" in request.headers else CHAT
-
-
-def _check_headers(request: Request, limit: int) -> None:
-    size = sum(len(name) + len(value) for name, value in request.headers.raw)
-    if size > limit:
-        raise RefusedError(
-            431, "headers_too_large", f"the headers are larger than {limit} bytes together"
-        )
-
-
-async def _list_models(request: Request, session: Session) -> Response:
-    return models.listed(_spoken(request).name)
-
-
-async def _show_model(request: Request, session: Session) -> Response:
-    return models.shown(_spoken(request).name, request.path_params["model"])
-
-
-async def _hello(request: Request) -> Response:
-    return Response(b"{}", media_type="application/json")
+async def _show_model(asked: Asked, session: Session) -> ASGIApp:
+    return models.shown(asked.dialect.name, asked.path.removeprefix(_MODEL))

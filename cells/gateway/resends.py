@@ -19,13 +19,47 @@ did not get is no longer kept for it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from cells.gateway.forms import Reply
 
 GRACE_S = 2.0
-Texts = asyncio.Queue[tuple[str, str] | None]
+
+
+class Texts:
+    """Pieces of text, as fields and texts, on their way to a client that streams."""
+
+    def __init__(self, pieces: Iterable[tuple[str, str]]) -> None:
+        self._pieces = list(pieces)
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, field: str, text: str) -> None:
+        self._pieces.append((field, text))
+        self.wake()
+
+    def take(self) -> list[tuple[str, str]]:
+        """All that came since the last time."""
+        taken, self._pieces = self._pieces, []
+        return taken
+
+    def wake(self, _: object = None) -> None:
+        """End the wait: there is something to look at."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self, limit_s: float) -> None:
+        """Until there is text, ``wake`` is called, or the limit."""
+        if self._pieces:
+            return
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        limit = loop.call_later(limit_s, self.wake)
+        try:
+            await self._waiter
+        finally:
+            limit.cancel()
+            self._waiter = None
 
 
 class Generation(Protocol):
@@ -42,7 +76,7 @@ class Delivery:
 
     Attributes:
         reply: done with the reply, None when the call was abandoned, or the refusal.
-        texts: pieces of text as they come, for a client that streams; None for the end is not put.
+        texts: pieces of text as they come, for a client that streams.
     """
 
     def __init__(self, shared: Shared, *, stream: bool) -> None:
@@ -52,9 +86,7 @@ class Delivery:
         self.reply = shared.reply
         self.texts: Texts | None = None
         if stream:
-            self.texts = asyncio.Queue()
-            for piece in shared.pieces:
-                self.texts.put_nowait(piece)
+            self.texts = Texts(shared.pieces)
             shared.streams.add(self.texts)
         self._ended = False
         shared.join()
@@ -102,7 +134,7 @@ class Shared:
         """Take a piece of text, for those who stream now and those who will."""
         self.pieces.append((field, text))
         for texts in self.streams:
-            texts.put_nowait((field, text))
+            texts.put(field, text)
 
     @property
     def alone(self) -> bool:

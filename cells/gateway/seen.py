@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from cells.gateway.bodies import Bodies
 from cells.gateway.forms import Message
 
 KEPT = 4
@@ -20,6 +21,7 @@ class Seen:
     """
 
     def __init__(self) -> None:
+        self.bodies = Bodies()
         self._kept: list[tuple[list[Any], list[Message]]] = []
 
     def read(self, items: list[Any], convert: Callable[[Any, int], list[Message]]) -> list[Message]:

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
+import os
+import resource
 import socket
 from contextlib import suppress
 from pathlib import Path
 
 import uvloop
 import yaml
+from starlette.routing import Route
 
 from cells.daemon import Daemon
+from cells.gateway import openapi
 from cells.gateway.admin import AdminRoutes
 from cells.gateway.calls import Services
 from cells.gateway.codec import Codec, load_codec
 from cells.gateway.engine import Engine
 from cells.gateway.intake import Intake
 from cells.gateway.metrics import Metrics
-from cells.gateway.public import PublicRoutes
+from cells.gateway.public import PublicApp
 from cells.gateway.recording import Recorder
+from cells.gateway.rest import rest_idle
 from cells.gateway.routing import Places
 from cells.gateway.sessions import Sessions
 from cells.gateway.shards import Shards, gather_metrics, process_names
@@ -78,13 +84,6 @@ class Gateway:
             calls_limit=config.gateway.calls_per_execution,
             total_limit=config.gateway.calls,
         )
-        public = PublicRoutes(
-            intake,
-            self._metrics,
-            self._sessions,
-            body_limit=int(config.gateway.body_limit_mb * 1e6),
-            header_limit=int(config.gateway.header_limit_kb * 1e3),
-        )
         admin = AdminRoutes(
             self._sessions, places, self._metrics, self._authorised, shards, self._gather
         )
@@ -92,16 +91,27 @@ class Gateway:
             name=name,
             kind="gateway",
             lease_s=config.cells.lease_s,
-            routes=[*public.routes(), *admin.routes()],
+            routes=[Route("/openapi.json", openapi.serve, methods=["GET"]), *admin.routes()],
             close=self._close,
             host=config.gateway.host,
             port=port,
         )
-        self._lag: asyncio.Task[None] | None = None
+        self.daemon.app = PublicApp(
+            self.daemon.app,
+            intake,
+            self._metrics,
+            self._sessions,
+            body_limit=int(config.gateway.body_limit_mb * 1e6),
+            header_limit=int(config.gateway.header_limit_kb * 1e3),
+        )
+        self._watching: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:
         """Serve until the lease ends, a stop is asked for, or a signal comes."""
-        self._lag = asyncio.create_task(self._metrics.watch_lag())
+        self._watching = [
+            asyncio.create_task(self._metrics.watch_lag()),
+            asyncio.create_task(rest_idle(self._sessions.open)),
+        ]
         if self._shards is not None:
             await self._shards.start(self._lease_s)
         await self.daemon.run(self._store, self._key)
@@ -117,8 +127,8 @@ class Gateway:
     async def _close(self) -> None:
         if self._shards is not None:
             await self._shards.close()
-        if self._lag is not None:
-            self._lag.cancel()
+        for task in self._watching:
+            task.cancel()
         await self._sessions.close()
         await self._recorder.close()
         await self._engine.close()
@@ -163,6 +173,18 @@ def _free(host: str, port: int) -> int:
         return 0
 
 
+def _settle() -> None:
+    """Make long use cheap. Histories are many small objects that live long, and looking through all
+    of them for garbage takes seconds: so that is done rarely, and not with what was loaded."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one text at a time; threads only cost
+    # Each execution holds two files and up to two connections.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+
+
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -183,6 +205,7 @@ def main() -> None:
         argv += ["--policy", str(arguments.policy)]
         shards = Shards(store, layout, arguments.name, config.gateway.processes, argv)
     gateway = Gateway(store, layout, config, codec, name=arguments.name, port=port, shards=shards)
+    _settle()
     uvloop.run(gateway.run())
 
 

@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 from cells.gateway.canonical import tools_key
 from cells.gateway.forms import RefusedError, Tool
+from cells.gateway.matching import Branches
 from cells.gateway.recording import (
     ExecutionLog,
     SessionRecord,
@@ -23,6 +24,7 @@ from cells.gateway.recording import (
     unsettled,
 )
 from cells.gateway.resends import Resends
+from cells.gateway.rest import Drawer
 from cells.gateway.routing import Places
 from cells.gateway.seen import Seen
 from storage.layout import RunLayout
@@ -76,7 +78,7 @@ class Session:
         calls = [call for call, _ in recorded]
         self.record = record
         self.log = log
-        self.branches = rebuild(recorded)
+        self._drawer = Drawer(rebuild(recorded))
         self.calls = len(calls)
         """Recorded calls."""
         self.clock = WaitClock(sum(call.waited_s for call in calls))
@@ -91,6 +93,18 @@ class Session:
     @property
     def execution_id(self) -> str:
         return self.record.execution_id
+
+    @property
+    def branches(self) -> Branches:
+        """The recorded calls, as later requests find them."""
+        return self._drawer.open()
+
+    async def rest(self, after_s: float) -> bool:
+        """Keep less, if nothing runs and nobody asked for so long; whether that was so."""
+        if self.running or not self._drawer.is_idle(after_s):
+            return False
+        self.seen = Seen()  # the next request is read whole
+        return await self._drawer.pack()
 
     def next_call(self) -> tuple[str, int]:
         """Identifier and index of a call that arrives now. The random end keeps apart calls of

@@ -74,7 +74,8 @@ class LightTokenizer:
         return whole + ids[start:] if places else list(ids)
 
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
-        encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        # Unlike ``encode``, this does not find out where in the text each id is.
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
 

@@ -35,6 +35,7 @@ from cells.gateway.canonical import tools_key
 from cells.gateway.codec import Codec
 from cells.gateway.forms import ChatRequest, Sampling
 from cells.gateway.matching import Branches, Node, encode_ids, plan_call
+from cells.gateway.rest import LOOK_EVERY_S, REST_AFTER_S
 from cells.gateway.seen import Seen
 from configs.load import dump_config
 from configs.run import RunConfig
@@ -391,7 +392,7 @@ async def figures(arguments: argparse.Namespace, client: Client, parts: Parts) -
     ours: dict[str, dict[str, float]] = {}
     theirs: dict[str, dict[str, float]] = {}
     added50, added99 = {}, {}
-    before = gateway.process.memory_info().rss
+    grown = await long_sessions(client, gateway, arguments)
     for sessions in arguments.sessions:
         name = str(sessions)
         theirs[name] = await measure(proxy, sessions, seconds)
@@ -399,15 +400,6 @@ async def figures(arguments: argparse.Namespace, client: Client, parts: Parts) -
         direct = sorted(await client.direct(seconds, ours[name]["calls_per_s"] / 2))
         added50[name] = ours[name]["p50_ms"] - statistics.median(direct) * 1e3
         added99[name] = ours[name]["p99_ms"] - direct[int(0.99 * len(direct))] * 1e3
-    opened = gateway.process.memory_info().rss - before
-    long = await client.at_gateway()
-    rss = gateway.process.memory_info().rss
-    took, cpu = [], []
-    for _ in range(arguments.turns):
-        start = gateway.cpu()
-        took.append(await long.turn())
-        cpu.append(gateway.cpu() - start)
-    early, late = statistics.median(took[5:15]), statistics.median(took[-10:])
     return {
         "new_tokens_a_call": NEW_IN + NEW_OUT,
         "calls_per_s": {name: one["calls_per_s"] for name, one in ours.items()},
@@ -418,14 +410,50 @@ async def figures(arguments: argparse.Namespace, client: Client, parts: Parts) -
             name: {key: ours[name][key] / theirs[name][key] for key in ("cpu_ms", "p50_ms")}
             for name in ours
         },
+        "cpu_ms": {
+            "gateway": {name: one["cpu_ms"] for name, one in ours.items()},
+            "passthrough": {name: one["cpu_ms"] for name, one in theirs.items()},
+        },
         "gateway": ours,
         "passthrough": theirs,
+        **grown,
+    }
+
+
+async def long_sessions(
+    client: Client, gateway: Target, arguments: argparse.Namespace
+) -> dict[str, float]:
+    """Time of a call as a session grows, and what the gateway holds of one that has grown: beyond
+    a first one, which brings what the process needs for any."""
+
+    async def grow() -> tuple[list[float], list[float]]:
+        long = await client.at_gateway()
+        took, cpu = [], []
+        for _ in range(arguments.turns):
+            start = gateway.cpu()
+            took.append(await long.turn())
+            cpu.append(gateway.cpu() - start)
+        return took, cpu
+
+    async def rested() -> int:
+        await asyncio.sleep(REST_AFTER_S + 3 * LOOK_EVERY_S)
+        return gateway.process.memory_info().rss
+
+    took, cpu = await grow()
+    before = await rested()
+    for _ in range(arguments.long):
+        await grow()
+    warm = gateway.process.memory_info().rss
+    idle = await rested()
+    early, late = statistics.median(took[5:15]), statistics.median(took[-10:])
+    return {
         "call_ms_turn_10": early * 1e3,
         "call_ms_last_turn": late * 1e3,
         "call_turn_300_over_10": late / early,
+        "cpu_ms_turns_5_to_25": sum(cpu[5:25]) / 20 * 1e3,
         "cpu_ms_last_turns": sum(cpu[-20:]) / 20 * 1e3,
-        "kib_session_last_turn": (gateway.process.memory_info().rss - rss) / 1024,
-        "kib_per_idle_session": opened / 1024 / client._opened,
+        "kib_per_warm_session": (warm - before) / arguments.long / 1024,
+        "kib_per_idle_session": (idle - before) / arguments.long / 1024,
     }
 
 
@@ -435,6 +463,7 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, nargs="+", default=[1, 64, 512, 2000])
     parser.add_argument("--seconds", type=float, default=20.0, help="of each load")
     parser.add_argument("--turns", type=int, default=300)
+    parser.add_argument("--long", type=int, default=3, help="sessions of so many turns")
     parser.add_argument("--passthrough", help="address of an engine")
     arguments = parser.parse_args()
     if arguments.passthrough:

@@ -256,7 +256,7 @@ async def _serve(reply: list[int], every: int) -> None:
     app.router.add_post("/generate", Parrot(reply, every).generate)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
     host, port = runner.addresses[0][:2]
     print(f"http://{host}:{port}", flush=True)
     await asyncio.Event().wait()

@@ -35,7 +35,8 @@ class ChatDialect(Dialect):
     name = "chat"
 
     def read(self, body: bytes, seen: Seen | None = None) -> ChatRequest:
-        data = fields.load(body)
+        seen = seen or Seen()
+        data = fields.load(body, "messages", seen)
         messages = fields.some(data, "messages")
         if data.get("n") not in (None, 1):
             raise unserved("only one choice is served", "n")
@@ -45,7 +46,7 @@ class ChatDialect(Dialect):
         choice = read_choice(data.get("tool_choice"), "function")
         return ChatRequest(
             model=fields.model(data),
-            messages=settle((seen or Seen()).read(messages, lambda *item: [_message(*item)])),
+            messages=settle(seen.read(messages, lambda *item: [_message(*item)])),
             tools=[] if choice is None else tools,
             sampling=_sampling(data),
             stream=stream,

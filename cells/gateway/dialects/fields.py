@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from cells.gateway.forms import RefusedError, Tool
+from cells.gateway.seen import Seen
 
 STOPS = 16
 STOP_LENGTH = 256
@@ -16,14 +17,17 @@ SEEDS = 1 << 63
 POLICY = "policy"
 
 
-def load(body: bytes) -> dict[str, Any]:
+def load(body: bytes, history: str, seen: Seen) -> dict[str, Any]:
     """The object in a body.
+
+    Args:
+        history: name of the list that grows from body to body.
 
     Raises:
         RefusedError: 400, no JSON (nesting beyond 1,024 levels counts as none) or no object.
     """
     try:
-        data = orjson.loads(body)
+        data = seen.bodies.parse(body, history)
     except orjson.JSONDecodeError as error:
         raise bad(f"the body is not JSON: {error}", None) from None
     if not isinstance(data, dict):

@@ -56,13 +56,14 @@ class MessagesDialect(Dialect):
     name = "messages"
 
     def read(self, body: bytes, seen: Seen | None = None) -> ChatRequest:
-        data = fields.load(body)
+        seen = seen or Seen()
+        data = fields.load(body, "messages", seen)
         messages: list[Message] = []
         system = _system(data.get("system"))
         if system:
             messages.append({"role": "system", "content": system})
         items = fields.some(data, "messages")
-        messages += (seen or Seen()).read(items, lambda one, at: _turn(one, f"messages.{at}"))
+        messages += seen.read(items, lambda one, at: _turn(one, f"messages.{at}"))
         if not messages:
             raise bad("a message with content is needed", "messages")
         tools, hosted = _tools(data)

@@ -39,7 +39,7 @@ class ResponsesDialect(Dialect):
     name = "responses"
 
     def read(self, body: bytes, seen: Seen | None = None) -> ChatRequest:
-        data = fields.load(body)
+        data = fields.load(body, "input", seen or Seen())
         for name, why in _ELSEWHERE.items():
             if data.get(name) is not None:
                 raise unserved(why, name)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
-from collections.abc import AsyncIterator, Callable
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +24,8 @@ from cells.daemon import Registration
 from cells.gateway.codec import Codec
 from cells.gateway.recording import ExecutionLog
 from cells.gateway.server import Gateway
+from cells.process import end_group, spawn
+from configs.load import dump_config
 from configs.run import RunConfig
 from storage.layout import RunLayout
 from storage.objects import Store
@@ -38,6 +44,7 @@ SPECIALS = (
     "</think>",
 )
 LIMIT_S = 20.0
+START_S = 180.0
 
 
 @pytest.fixture(scope="session")
@@ -203,6 +210,52 @@ async def registered(store: Store, layout: RunLayout, running: asyncio.Task[None
             assert not running.done(), running.exception()
             await asyncio.sleep(0.01)
     return store.read_record(layout.host("gateway"), Registration)
+
+
+class GatewayProcess:
+    """A gateway as a run starts it, and starts again when it was killed.
+
+    Args:
+        folder: for its storage, policy and log.
+        context: tokens of the policy's context.
+    """
+
+    def __init__(self, folder: Path, tokenizer: PreTrainedTokenizerFast, context: int) -> None:
+        self.store, self.layout = Store(folder / "root"), RunLayout("r1")
+        cells = {"cells": [{"name": "a", "core": True}], "lease_s": 600}
+        config = RunConfig.model_validate({"model": {"context": context}, "cells": cells})
+        self.store.write(self.layout.config, dump_config(config).encode())
+        self._folder = folder
+        tokenizer.save_pretrained(folder / "policy")
+        self.process: subprocess.Popen[bytes] | None = None
+
+    async def start(self) -> Bench:
+        self.store.delete(self.layout.host("gateway"))  # as whoever starts daemons does
+        argv = [sys.executable, "-m", "cells.gateway.server", "--root", self.store.url]
+        argv += ["--run", "r1", "--policy", str(self._folder / "policy")]
+        self.process = spawn(argv, env=os.environ, log=self._folder / "gateway.log")
+        deadline = time.monotonic() + START_S
+        while not self.store.exists(self.layout.host("gateway")):
+            assert self.process.poll() is None and time.monotonic() < deadline
+            await asyncio.sleep(0.05)
+        found = self.store.read_record(self.layout.host("gateway"), Registration)
+        return Bench(found.token, found.url, self.store, self.layout)
+
+    async def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        await asyncio.to_thread(self.process.wait)
+
+    def close(self) -> None:
+        if self.process is not None:
+            end_group(self.process.pid, grace_s=1)
+
+
+@pytest.fixture
+def gateway_process(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Iterator[GatewayProcess]:
+    made = GatewayProcess(tmp_path, tokenizer, context=400)
+    yield made
+    made.close()
 
 
 MakeBench = Callable[..., Any]

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import httpx
 import pytest
 
-from cells.daemon import Registration
 from cells.gateway.routing import Places
 from cells.gateway.sessions import Sessions
-from cells.process import end_group, spawn
-from configs.load import dump_config
-from configs.run import RunConfig
 from storage.layout import RunLayout
 from storage.objects import Store
-from tests.cells.gateway.conftest import LIMIT_S, Bench, Opened, prompts
+from tests.cells.gateway.conftest import LIMIT_S, Opened, prompts
 
 HELLO = [{"role": "user", "content": "hello"}]
 RUN = {"name": "run", "arguments": {"path": "a.py"}}
@@ -106,29 +98,11 @@ async def test_a_client_goes_on_by_trying_again(make_bench, engine, script, say)
 
 
 async def test_a_killed_process_is_followed_by_another(
-    tmp_path, tokenizer, engine, script, say
+    gateway_process, engine, script, say
 ) -> None:
     """As a run starts it: kill -9 in mid-generation, the next one takes the same address."""
-    store, layout = Store(tmp_path / "root"), RunLayout("r1")
-    cells = {"cells": [{"name": "a", "core": True}]}
-    config = RunConfig.model_validate({"model": {"context": 400}, "cells": cells})
-    store.write(layout.config, dump_config(config).encode())
-    policy = tmp_path / "policy"
-    tokenizer.save_pretrained(policy)
     script.say(say("one"), say("two"), say("two"))
-
-    def start() -> tuple[subprocess.Popen[bytes], Bench]:
-        argv = [sys.executable, "-m", "cells.gateway.server", "--root", store.url]
-        argv += ["--run", "r1", "--policy", str(policy)]
-        process = spawn(argv, env=os.environ, log=tmp_path / "gateway.log")
-        deadline = time.monotonic() + 90
-        while not store.exists(layout.host("gateway")):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
-        found = store.read_record(layout.host("gateway"), Registration)
-        return process, Bench(found.token, found.url, store, layout)
-
-    process, bench = await asyncio.to_thread(start)
+    bench = await gateway_process.start()
     await bench.cell("a", engine)
     execution = await bench.open()
     reply = await execution.reply(HELLO)
@@ -136,14 +110,12 @@ async def test_a_killed_process_is_followed_by_another(
     engine.hold_after = 1
     running = asyncio.create_task(execution.chat(messages))
     await asyncio.wait_for(engine.reached.wait(), LIMIT_S)
-    process.kill()
+    await gateway_process.kill()
     with pytest.raises(httpx.TransportError):
         await running
     await bench.http.aclose()
-    await asyncio.to_thread(process.wait)
     engine.hold_after = None
-    store.delete(layout.host("gateway"))  # as whoever starts daemons does with a dead one's
-    process, second = await asyncio.to_thread(start)
+    second = await gateway_process.start()
     try:
         assert second.url == bench.url
         await second.cell("a", engine)
@@ -153,10 +125,9 @@ async def test_a_killed_process_is_followed_by_another(
         assert [call.fork_reason for call in calls] == [None, None]
         assert calls[1].parent == calls[0].call_id
         await second.stop()
-        assert await asyncio.to_thread(process.wait, 20) == 0
+        assert await asyncio.to_thread(gateway_process.process.wait, 20) == 0
     finally:
         await second.http.aclose()
-        end_group(process.pid, grace_s=1)
 
 
 async def test_executions_end_while_a_gateway_stops(tmp_path: Path) -> None:
