@@ -36,6 +36,9 @@ GROUPS = 8
 UPDATES = 4
 BUDGET = 2048
 LENGTHS = (60, 240)
+CELLS = {"many_micro_steps": (1, 512), "one_micro_step_an_update": (UPDATES, BUDGET)}
+"""Updates of the step and tokens of a micro-step. With one micro-step an update there is nothing to
+share: a second cell can't help."""
 BURSTS = (1, 2, 4, 8)
 """Groups that come together at the end, of the eight; with all eight there is nothing to gain."""
 
@@ -69,27 +72,30 @@ class Streams:
         self._stack.close()
 
     def two_cells(self, turns: int) -> dict[str, Any]:
-        """All groups are there; one replica trains them, or two."""
-        for replicas in ([self._core], [self._core, self._satellite]):
-            self._step(replicas, "arrival", GROUPS)  # warms up
-        one, two, shares = [], [], []
-        for _ in range(turns):
-            one.append(self._step([self._core], "arrival", GROUPS))
-            both = self._step([self._core, self._satellite], "arrival", GROUPS)
-            two.append(both)
-            shares.append(both["cpu_s"]["satellite"] / sum(both["cpu_s"].values()))
-        ratios = [a["busiest_s"] / b["busiest_s"] for a, b in zip(one, two, strict=True)]
-        walls = [a["wall_s"] / b["wall_s"] for a, b in zip(one, two, strict=True)]
+        """All groups are there; one replica trains them, or two, by turns."""
+        cases = {name: self._two_cells(turns, *sizes) for name, sizes in CELLS.items()}
         return {
-            "two_cells_over_one": round(median(ratios), 3),
-            "cells": {
-                "by_wall": round(median(walls), 3),
-                "satellite_share_of_cpu": round(median(shares), 3),
-                "cpu_s_one": round(median(step["busiest_s"] for step in one), 2),
-                "cpu_s_two_added": round(median(sum(s["cpu_s"].values()) for s in two), 2),
-                "updates": UPDATES,
-                "groups": GROUPS,
-            },
+            "two_cells_over_one": cases["many_micro_steps"]["by_busiest"],
+            "cells": cases,
+        }
+
+    def _two_cells(self, turns: int, updates: int, budget: int) -> dict[str, Any]:
+        one, two = [], []
+        for _ in range(turns + 1):
+            one.append(self._step([self._core], "arrival", GROUPS, updates, budget))
+            both = [self._core, self._satellite]
+            two.append(self._step(both, "arrival", GROUPS, updates, budget))
+        one, two = one[1:], two[1:]  # the first ones warm up
+        pairs = list(zip(one, two, strict=True))
+        shares = [step["cpu_s"]["satellite"] / sum(step["cpu_s"].values()) for step in two]
+        return {
+            "by_busiest": round(median(a["busiest_s"] / b["busiest_s"] for a, b in pairs), 3),
+            "by_wall": round(median(a["wall_s"] / b["wall_s"] for a, b in pairs), 3),
+            "satellite_share_of_cpu": round(median(shares), 3),
+            "cpu_s_one": round(median(step["busiest_s"] for step in one), 2),
+            "cpu_s_two_added": round(median(sum(step["cpu_s"].values()) for step in two), 2),
+            "updates": updates,
+            "micro_step_tokens": budget,
         }
 
     def tail(self, turns: int) -> dict[str, Any]:
@@ -121,7 +127,14 @@ class Streams:
             "tail_by_groups_that_come_last_together": cases,
         }
 
-    def _step(self, replicas: list[Replica], shuffle: str, burst: int) -> dict[str, Any]:
+    def _step(
+        self,
+        replicas: list[Replica],
+        shuffle: str,
+        burst: int,
+        updates: int = UPDATES,
+        budget: int = BUDGET,
+    ) -> dict[str, Any]:
         """Train one step anew, with the last ``burst`` groups at once."""
         self._steps += 1
         layout = RunLayout(f"run-{self._steps}")
@@ -151,8 +164,8 @@ class Streams:
             store=self._store,
             layout=layout,
             config=config(
-                updates=UPDATES,
-                budget=BUDGET,
+                updates=updates,
+                budget=budget,
                 **{"training.shuffle": shuffle, "training.learning_rate": 1e-4},
             ),
             step=STEP,
