@@ -253,7 +253,7 @@ class GatewayProcess:
 
 @pytest.fixture
 def gateway_process(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Iterator[GatewayProcess]:
-    made = GatewayProcess(tmp_path, tokenizer, context=400)
+    made = GatewayProcess(tmp_path, tokenizer, context=2000)
     yield made
     made.close()
 
