@@ -151,9 +151,9 @@ def test_the_flow_itself_asks_before_it_makes_a_run(
     from flows import train as module
 
     root = tmp_path / "root"
-    pinned = ["cells.cells=[{name: a, core: true, cpus: [4095]}]"]
+    pinned = ("cells.cells=[{name: a, core: true, cpus: [4095]}]",)
     with pytest.raises(PreflightError, match="pinned to"):
-        module.train.fn("from-the-ui", "smoke", pinned, str(root))
+        module.train.fn("from-the-ui", config="smoke", overrides=pinned, root=str(root))
     assert not root.exists()
     made: list[str] = []
     monkeypatch.setattr(module, "preflight", lambda *given: made.append(given[1]))
