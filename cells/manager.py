@@ -27,8 +27,6 @@ from configs.run import RunConfig
 from storage.layout import RunLayout
 from storage.objects import Store
 
-__all__ = ["Decision", "Manager", "NoCellsError"]
-
 
 @dataclass(frozen=True)
 class _Outcome:

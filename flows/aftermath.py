@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from prefect import get_run_logger
 
 from cells.checkpoint import find_checkpoint
-from cells.manager import Decision
+from cells.decisions import Decision
 from flows import events
 from flows.estimates import paired_gain
 from flows.history import evaluations_of, updates_of

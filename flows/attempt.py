@@ -60,7 +60,7 @@ def turn(run: Run, say: Callable[[str], None]) -> Iterator[None]:
 
 def has_ended(run: Run) -> bool:
     """Whether all of the run is done, and what did it has ended in order, its daemons with it."""
-    if run.store.children(f"{run.layout.prefix}/hosts"):
+    if run.store.children(run.layout.hosts):
         return False
     last = run.layout.step_done(run.config.training.steps - 1)
     if not run.store.exists(last):

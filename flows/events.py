@@ -11,7 +11,7 @@ from prefect.context import FlowRunContext
 from prefect.events import emit_event
 
 from cells.checkpoint import Checkpoint
-from cells.manager import Decision
+from cells.decisions import Decision
 from storage.records import Evaluation, Excluded, GroupHeader, StepDone, UpdateMetrics
 from storage.run import Run
 

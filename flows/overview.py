@@ -74,7 +74,7 @@ def look_at(run: Run) -> Overview:
 
 def daemons_live(run: Run) -> bool:
     """Whether any daemon that is registered for the run answers."""
-    names = run.store.children(f"{run.layout.prefix}/hosts")
+    names = run.store.children(run.layout.hosts)
     for name in names:
         with suppress(DaemonError, RecordError):
             client = DaemonClient.find(run.store, run.layout, name.removesuffix(".json"))

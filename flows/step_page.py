@@ -11,7 +11,7 @@ from statistics import fmean
 
 from prefect.artifacts import create_markdown_artifact
 
-from cells.manager import Decision
+from cells.decisions import Decision
 from flows.history import evaluations_of, updates_of
 from flows.serve_address import PAGES_URL
 from flows.summary import step_columns, step_rows

@@ -93,9 +93,14 @@ class RunLayout:
         """One empty object for each flow that has taken the daemons."""
         return f"{self.prefix}/owners"
 
+    @property
+    def hosts(self) -> str:
+        """Registrations of daemons."""
+        return f"{self.prefix}/hosts"
+
     def host(self, name: str) -> str:
         """Registration of a daemon."""
-        return f"{self.prefix}/hosts/{name}.json"
+        return f"{self.hosts}/{name}.json"
 
     def address(self, name: str) -> str:
         """Where a daemon listened last; outlives its registration."""

@@ -35,6 +35,7 @@ from storage.run import Run, create_run, open_run
 DEPLOYMENT = "train/train"
 _POLL_S = 3.0
 _SILENCE_S = 120.0
+_DELETED: State[Any] = Cancelled(name="Deleted", message="the flow run is not there any more")
 
 
 class SweepError(RuntimeError):
@@ -188,14 +189,16 @@ class _Trainings:
         self._log.info("%s, seed %d: run %s", point.label, one.seed, one.run_id)
 
     def _look(self, client: SyncPrefectClient) -> bool:
-        """Whether any has ended since the last look."""
+        """Whether any has ended since the last look, or was deleted in Prefect."""
         which = FlowRunFilter(id=FlowRunFilterId(any_=list(self._alive)))
+        states = {found.id: found.state for found in _patiently(client, which)}
         over = False
-        for found in _patiently(client, which):
-            if found.state is not None and found.state.is_final():
-                run_id = self._alive.pop(found.id)
-                self._ended[run_id] = found.state
-                self._log.info("run %s: %s", run_id, found.state.name)
+        for flow_run_id, run_id in list(self._alive.items()):
+            state = states.get(flow_run_id, _DELETED)
+            if state is not None and state.is_final():
+                del self._alive[flow_run_id]
+                self._ended[run_id] = state
+                self._log.info("run %s: %s", run_id, state.name)
                 over = True
         return over
 

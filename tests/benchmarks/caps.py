@@ -11,30 +11,26 @@ updates, rollouts and switches took.
 
 from __future__ import annotations
 
-import argparse
 import json
-import subprocess
-import sys
 from statistics import fmean
 from typing import Any
 
 from flows.history import evaluations_of, updates_of
-from storage.objects import Store
-from storage.run import Run, open_run
+from storage.run import Run
+from tests.benchmarks.trained import parser, trained
 
 
 def main() -> None:
     """Train what is missing, then compare."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.caps")
-    parser.add_argument("--config", default="branching")
-    parser.add_argument("--caps", default="1,2,5,none")
-    parser.add_argument("--seeds", default="1,2,3")
-    parser.add_argument("--root", default=".gyre")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    given = parser.parse_args()
+    options = parser("caps", config="branching")
+    options.add_argument("--caps", default="1,2,5,none")
+    given = options.parse_args()
     result: dict[str, Any] = {}
     for cap in given.caps.split(","):
-        runs = [_trained(given, cap, int(seed)) for seed in given.seeds.split(",")]
+        settings = [f"trajectory.cap={cap}", "evaluation.every=0"]
+        runs = [
+            trained(given, f"cap-{cap}", int(seed), settings) for seed in given.seeds.split(",")
+        ]
         seeds = [_measured(run) for run in runs]
         means = {
             name: fmean(one[name] for one in seeds)
@@ -43,19 +39,6 @@ def main() -> None:
         }
         result[cap] = {"mean": means, "seeds": seeds}
     print(json.dumps(result))
-
-
-def _trained(given: argparse.Namespace, cap: str, seed: int) -> Run:
-    name = f"{given.config}-cap-{cap}-seed-{seed}"
-    command = [sys.executable, "-m", "flows.cli", "train", "--root", given.root]
-    if Store(given.root).exists(f"runs/{name}/config.yaml"):
-        command += ["--resume", name]
-    else:
-        command += ["--config", given.config, "--seed", str(seed), "--name", name]
-        settings = [f"trajectory.cap={cap}", "evaluation.every=0", *given.set]
-        command += [part for setting in settings for part in ("--set", setting)]
-    subprocess.run(command, check=True, stdout=sys.stderr)
-    return open_run(given.root, name)
 
 
 def _measured(run: Run) -> dict[str, float | None]:

@@ -18,15 +18,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 from statistics import fmean
 from typing import Any
 
 from flows.history import evaluations_of, updates_of
-from storage.objects import Store
 from storage.records import UpdateMetrics
-from storage.run import Run, open_run
+from storage.run import Run
+from tests.benchmarks.trained import parser, trained
 
 Figures = dict[str, float | None]
 BASELINE = "global"
@@ -34,17 +32,19 @@ BASELINE = "global"
 
 def main() -> None:
     """Train what is missing, then compare."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.shuffle")
-    parser.add_argument("--config", default="quickstart")
-    parser.add_argument("--orders", default="arrival,window,global")
-    parser.add_argument("--seeds", default="1,2,3")
-    parser.add_argument("--root", default=".gyre")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    given = parser.parse_args()
+    options = parser("shuffle", config="quickstart")
+    options.add_argument("--orders", default="arrival,window,global")
+    given = options.parse_args()
     seeds = [int(seed) for seed in given.seeds.split(",")]
     orders = given.orders.split(",")
     # Seed by seed: when it is stopped early, what is there compares all orders.
-    found = {seed: {one: _measured(_trained(given, one, seed)) for one in orders} for seed in seeds}
+    found = {
+        seed: {
+            one: _measured(trained(given, f"order-{one}", seed, [f"training.shuffle={one}"]))
+            for one in orders
+        }
+        for seed in seeds
+    }
     result: dict[str, Any] = {"workload": _workload(given)}
     for order in orders:
         own = [found[seed][order] for seed in seeds]
@@ -60,19 +60,6 @@ def main() -> None:
 
 def _workload(given: argparse.Namespace) -> dict[str, Any]:
     return {"config": given.config, "set": given.set, "seeds": given.seeds}
-
-
-def _trained(given: argparse.Namespace, order: str, seed: int) -> Run:
-    name = f"{given.config}-order-{order}-seed-{seed}"
-    command = [sys.executable, "-m", "flows.cli", "train", "--root", given.root]
-    if Store(given.root).exists(f"runs/{name}/config.yaml"):
-        command += ["--resume", name]
-    else:
-        command += ["--config", given.config, "--seed", str(seed), "--name", name]
-        settings = [f"training.shuffle={order}", *given.set]
-        command += [part for setting in settings for part in ("--set", setting)]
-    subprocess.run(command, check=True, stdout=sys.stderr)
-    return open_run(given.root, name)
 
 
 def _measured(run: Run) -> Figures:

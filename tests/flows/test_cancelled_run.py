@@ -45,7 +45,7 @@ def check_released(site: Orchestrated, name: str) -> None:
     """Prefect kills a flow that does not end in time. Such a one leaves all of this behind."""
     run = site.run(name)
     assert site.left() == []
-    assert run.store.children(f"{run.layout.prefix}/hosts") == []
+    assert run.store.children(run.layout.hosts) == []
     tasks = [task for one in site.steps(name) for task in site.tasks(one["id"])]
     assert [task for task, state in tasks if state in ("Running", "Pending")] == []
 

@@ -200,4 +200,4 @@ def test_every_update_has_one_line(history: History) -> None:
 
 def test_every_attempt_releases_the_daemons(history: History) -> None:
     assert set(history.left) == {()}
-    assert history.run.store.children(f"{history.run.layout.prefix}/hosts") == []
+    assert history.run.store.children(history.run.layout.hosts) == []

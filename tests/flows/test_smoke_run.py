@@ -190,4 +190,4 @@ def test_the_last_checkpoint_is_whole(smoke_run: FinishedRun) -> None:
 def test_nothing_is_left_running(smoke_run: FinishedRun) -> None:
     assert smoke_run.left == ()
     run = smoke_run.run
-    assert Store(run.store.url).children(f"{run.layout.prefix}/hosts") == []
+    assert Store(run.store.url).children(run.layout.hosts) == []

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
 import pytest
+from prefect.client.schemas.objects import FlowRun
+from prefect.logging import disable_run_logger
+from prefect.states import Completed, Running
 from scipy import stats
 
 from configs.load import ConfigError, load_config
 from flows.plan import step_plan
 from flows.rollouts import living
+from flows.sweep.flow import _Trainings
 from flows.sweep.page import render
 from flows.sweep.plan import Axis, axis, keep_plan, make_plan
 from flows.sweep.results import Results, read_results, results_value, verdict_line
@@ -95,6 +100,36 @@ def test_a_name_stands_for_one_plan(tmp_path: Path) -> None:
     other, _ = make_plan("caps", [CAPS], 2, "smoke", [], str(tmp_path))
     with pytest.raises(ConfigError, match="exists with other points"):
         keep_plan(store, other)
+
+
+class Listing:
+    """Prefect's list of flow runs, of which some were deleted."""
+
+    def __init__(self, *there: FlowRun) -> None:
+        self.there = there
+
+    def read_flow_runs(self, **_: object) -> list[FlowRun]:
+        return list(self.there)
+
+
+def test_a_training_that_was_deleted_in_prefect_is_not_waited_for(tmp_path: Path) -> None:
+    plan, configs = make_plan("grid", [CAPS], 2, "smoke", [], str(tmp_path))
+    done, running, deleted = (one.run_id for one in plan.runs[:3])
+    ids = {name: uuid4() for name in (done, running, deleted)}
+    listed = [
+        FlowRun(id=ids[name], flow_id=uuid4(), state=state)
+        for name, state in ((done, Completed()), (running, Running()))
+    ]
+    with disable_run_logger():
+        trainings = _Trainings(plan, configs, str(tmp_path), None)
+        trainings._alive = {ids[name]: name for name in ids}
+        assert trainings._look(Listing(*listed))
+        assert not trainings._look(Listing(*listed))
+    assert trainings._alive == {ids[running]: running}
+    assert {name: state.is_completed() for name, state in trainings._ended.items()} == {
+        done: True,
+        deleted: False,
+    }
 
 
 def test_only_points_with_the_same_rollouts_share_a_first_step(tmp_path: Path) -> None:
