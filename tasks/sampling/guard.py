@@ -12,20 +12,22 @@ class TooManyExcludedError(RuntimeError):
 
 
 class ExclusionGuard:
-    """Counts excluded executions by update, in the order in which groups are sealed.
+    """Counts excluded executions by batch, in the order in which groups are sealed.
+
+    A batch is what is counted together: an update, or what several updates are shuffled from.
 
     Training checks each update before its step; by then its groups are sealed, and a verdict that
     comes later is not trained. So the same share is watched here, where a group that is refused
     stays open, and a retry after the repair scores it again.
 
     Args:
-        shares: groups of each update, in order of arrival.
+        shares: groups of each batch, in order of arrival.
         group_size: executions of a group.
-        max_share: of an update's executions that may be excluded.
+        max_share: of a batch's executions that may be excluded.
     """
 
     def __init__(self, shares: Sequence[int], group_size: int, max_share: float) -> None:
-        self._allowed = [max_share * share * group_size for share in shares]
+        self._executions = [share * group_size for share in shares]
         self._left = list(shares)
         self._excluded = [0] * len(shares)
         self._max_share = max_share
@@ -41,29 +43,29 @@ class ExclusionGuard:
     def count(self, excluded: int) -> None:
         """Count a group that an earlier attempt has sealed. It is never refused."""
         with self._lock:
-            update = self._next()
-            self._excluded[update] += excluded
-            self._left[update] -= 1
+            batch = self._next()
+            self._excluded[batch] += excluded
+            self._left[batch] -= 1
 
     def admit(self, query: str, excluded: int) -> None:
         """Count a group that is about to be sealed.
 
         Raises:
-            TooManyExcludedError: with it, its update has too many excluded executions.
+            TooManyExcludedError: with it, its batch has too many excluded executions.
         """
         with self._lock:
-            update = self._next()
-            found = self._excluded[update] + excluded
-            if excluded and found > self._allowed[update]:
+            batch = self._next()
+            found, executions = self._excluded[batch] + excluded, self._executions[batch]
+            if excluded and found > self._max_share * executions:
                 raise TooManyExcludedError(
-                    f"{query}: with this group {found} executions of update {update} have no "
-                    f"reward, more than the share of {self._max_share:g} that "
-                    f"scoring.max_excluded_share allows. The failed score tasks say why: mend the "
-                    f"cause and retry the run"
+                    f"{query}: with this group {found} of the {executions} executions that are "
+                    f"counted together have no reward, more than the share of "
+                    f"{self._max_share:g} that scoring.max_excluded_share allows. The failed score "
+                    f"tasks say why: mend the cause and retry the run"
                 )
-            self._excluded[update] = found
-            self._left[update] -= 1
+            self._excluded[batch] = found
+            self._left[batch] -= 1
 
     def _next(self) -> int:
-        """Update of the next group."""
+        """Batch of the next group."""
         return next((i for i, left in enumerate(self._left) if left > 0), len(self._left) - 1)
