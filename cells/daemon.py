@@ -89,7 +89,7 @@ class Daemon:
 
     Args:
         name: unique in the run; also the name of the registration.
-        kind: ``gateway``, ``execution-host`` or ``cell``.
+        kind: ``gateway``, ``execution-host``, ``cell`` or ``kv-pool``.
         routes: of the daemon itself. ``/healthz``, ``/lease`` and ``/stop`` are added.
         close: ends everything that the daemon owns.
     """
@@ -126,6 +126,10 @@ class Daemon:
         """Whether an administrative request carries this daemon's token."""
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         return secrets.compare_digest(given.encode(), self.token.encode())
+
+    def stop(self) -> None:
+        """End as if it had been asked to; from its own event loop."""
+        self._stop.set()
 
     async def run(self, store: Store, key: str) -> None:
         """Listen, register at ``key``, serve, and close everything at the end."""

@@ -90,6 +90,19 @@ class CellsConfig(Section):
     kv_tokens: int = setting(
         32_768, "Tokens of a cell's KV cache.", unit="tokens", ge=1024, le=1_073_741_824
     )
+    kv_pool: bool = setting(
+        False,
+        "Engines share the KV pages of what they computed, by weight version, through a Mooncake "
+        "store in memory that belongs to none of them: a session that moves to another cell finds "
+        "its prefix there, in pages of 16 tokens. Without it, it is computed anew.",
+    )
+    kv_pool_gb: float = setting(
+        2,
+        "Memory of that store; when it is full, pages that were long not used go.",
+        unit="GB",
+        ge=0.05,
+        le=1e6,
+    )
     release_memory: bool = setting(
         False,
         "An engine gives the memory of its weights and KV cache back while its cell trains; needed "

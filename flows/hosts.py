@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from cells.client import DaemonClient, DaemonGoneError
 from cells.epoch import owns, take_ownership
+from cells.kv_pool.search import NAME as KV_POOL
 from cells.launch import DaemonSpec, LeaseKeeper, ensure_daemons, is_renewed, stop_daemons
 from storage.run import Run
 
@@ -61,6 +62,7 @@ def hosts_of(
     specs = [
         DaemonSpec(GATEWAY, "cells.gateway.server", common, _SMALL_START_S),
         DaemonSpec(EXECUTIONS, "tasks.rollout.host", (), _SMALL_START_S),
+        *([DaemonSpec(KV_POOL, "cells.kv_pool", (), _SMALL_START_S)] if cells.kv_pool else []),
         *(
             DaemonSpec(
                 cell_daemon(cell.name),

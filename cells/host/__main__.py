@@ -19,6 +19,7 @@ from cells.host.api import HostApi
 from cells.host.cell import Cell
 from cells.host.exports import Exports
 from cells.host.replica import ReplicaProcess, replica_settings
+from cells.kv_pool.search import find_pool
 from cells.reason import CAN_NOT_START
 from cells.serving.flags import EngineSettings
 from cells.serving.process import EngineProcess, free_port
@@ -73,19 +74,20 @@ async def serve(run: Run, name: str, policy: Path, version: int) -> None:
 async def _start(run: Run, config: CellConfig, name: str, policy: Path, version: int) -> Cell:
     """Engine and replica side by side; neither is left when the other fails."""
     cells = run.config.cells
+    kv_pool = await find_pool(run, cells.start_limit_s) if cells.kv_pool else None
     async with AsyncExitStack() as undo:
         exports = Exports(
             root=run.store.url,
             run_id=run.run_id,
             cell=config.name,
-            scratch=_local(run, f"{run.layout.prefix}/scratch/{config.name}"),
+            scratch=run.local_file(f"{run.layout.prefix}/scratch/{config.name}"),
             policy=policy,
         )
         undo.callback(exports.close)
         engine = EngineProcess(
-            _engine_settings(run, config, policy, version),
+            _engine_settings(run, config, policy, version, kv_pool),
             cpus=config.cpus,
-            log=_local(run, run.layout.log(f"{name}-engine")),
+            log=run.local_file(run.layout.log(f"{name}-engine")),
         )
         undo.push_async_callback(engine.close)
 
@@ -95,7 +97,7 @@ async def _start(run: Run, config: CellConfig, name: str, policy: Path, version:
                 policy=policy,
                 version=version,
                 cpus=config.cpus,
-                log=_local(run, run.layout.log(f"{name}-replica")),
+                log=run.local_file(run.layout.log(f"{name}-replica")),
                 limit_s=cells.start_limit_s,
             )
             undo.push_async_callback(replica.close)
@@ -127,7 +129,9 @@ def _causes(error: BaseException) -> list[str]:
     return list(dict.fromkeys(text for part in error.exceptions for text in _causes(part)))
 
 
-def _engine_settings(run: Run, config: CellConfig, policy: Path, version: int) -> EngineSettings:
+def _engine_settings(
+    run: Run, config: CellConfig, policy: Path, version: int, kv_pool: str | None
+) -> EngineSettings:
     cells = run.config.cells
     index = [cell.name for cell in cells.cells].index(config.name)
     executions = cells.executions_per_cell or _REQUESTS_LIMIT
@@ -144,6 +148,7 @@ def _engine_settings(run: Run, config: CellConfig, policy: Path, version: int) -
         port=free_port(),
         admin_key=secrets.token_urlsafe(24),
         release_memory=cells.release_memory,
+        kv_pool=kv_pool,
     )
 
 
@@ -153,14 +158,6 @@ def _cell_config(run: Run, name: str) -> CellConfig:
             return cell
     known = ", ".join(f"cell-{cell.name}" for cell in run.config.cells.cells)
     raise SystemExit(f"--name {name}: not a cell of run {run.run_id}; there are {known}")
-
-
-def _local(run: Run, key: str) -> Path:
-    """A file on this machine: in the store where it is local, else in the user's cache."""
-    try:
-        return run.store.local_path(key)
-    except StorageError:
-        return Path.home() / ".cache" / "gyre" / key
 
 
 def main() -> None:

@@ -15,6 +15,8 @@ from cells.host.parts import Engine, Replica
 from cells.host.roles import HostRole, RoleMachine
 
 WATCH_S = 0.5
+BACKUP_LIMIT_S = 5.0
+"""How long a cell that leaves waits for its KV pages to be written."""
 _SMOOTHING = 0.3
 """Weight of the newest measurement in a running mean."""
 
@@ -162,6 +164,9 @@ class Cell:
                 if to is HostRole.TRAINING:
                     with self.roles.part("drain"):
                         await self.engine.drain(self._switch_limit_s)
+                    with self.roles.part("backup"):
+                        # What is late is computed anew by whoever needs it.
+                        await self.engine.settle(BACKUP_LIMIT_S)
                     with self.roles.part("memory"):
                         await self._give_memory()
                     with self.roles.part("replica"):

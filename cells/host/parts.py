@@ -31,6 +31,9 @@ class Engine(Protocol):
 
     async def update_weights(self, path: Path, version: int, limit_s: float) -> None: ...
 
+    async def settle(self, limit_s: float) -> bool:
+        """Wait until other engines can have what this one computed; whether it was in time."""
+
     async def release_memory(self, limit_s: float) -> None:
         """Give back what weights and KV cache take; only while nothing generates."""
 

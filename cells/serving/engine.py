@@ -119,6 +119,19 @@ class EngineClient:
         if not answer.get("success"):
             raise EngineRefusedError(f"{self.url}: {path}: {answer.get('message')}")
 
+    async def settle(self, limit_s: float) -> bool:
+        """Wait until what was computed is written to the shared pool, and forget the own copies.
+
+        Returns:
+            Whether that was done within ``limit_s``.
+        """
+        path = f"/flush_cache?timeout={limit_s:g}"
+        try:
+            await self._call("POST", path, None, limit_s + CONTINUE_LIMIT_S)
+        except EngineRefusedError:
+            return False
+        return True
+
     async def release_memory(self, limit_s: float) -> None:
         """Give the memory of weights and KV cache back. Only while nothing generates: SGLang ends
         itself otherwise. What was in it is gone."""

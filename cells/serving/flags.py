@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from cells.kv_pool.pool import METADATA
 from cells.serving.launch import ADMIN_KEY
 from configs.cells import Device
 
@@ -25,6 +26,8 @@ class EngineSettings:
             group that run on two cells could draw the same numbers.
         admin_key: bearer token of the control calls; generations need none.
         release_memory: it will be asked to give its memory back.
+        kv_pool: host:port of the Mooncake master whose KV pages it shares; None keeps its own to
+            itself.
     """
 
     policy: Path
@@ -37,6 +40,7 @@ class EngineSettings:
     port: int
     admin_key: str
     release_memory: bool = False
+    kv_pool: str | None = None
     host: str = "127.0.0.1"
 
     @property
@@ -61,6 +65,18 @@ def engine_argv(settings: EngineSettings) -> list[str]:
     # A resident engine of a cell that trains must not take the trainer's processors.
     # Streamed chunks hold what is new: repeating all of it costs the square of the answer.
     switches = ["sleep-on-idle", "skip-server-warmup", "incremental-streaming-output"]
+    if settings.kv_pool is not None:
+        switches.append("enable-hierarchical-cache")
+        flags |= {
+            "page-size": "16",
+            "hicache-ratio": "2",
+            "hicache-io-backend": "direct",
+            "hicache-mem-layout": "page_first_direct",
+            "hicache-storage-backend": "mooncake",
+            # Everything, and at once: the session may move at any time.
+            "hicache-write-policy": "write_through",
+            "hicache-storage-prefetch-policy": "wait_complete",
+        }
     if settings.device is Device.CPU:
         flags |= {
             "device": "cpu",
@@ -91,6 +107,15 @@ def engine_environment(settings: EngineSettings, base: Mapping[str, str]) -> dic
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
+    if settings.kv_pool is not None:
+        env |= {
+            "MOONCAKE_MASTER": settings.kv_pool,
+            "MOONCAKE_LOCAL_HOSTNAME": settings.host,
+            "MOONCAKE_TE_META_DATA_SERVER": METADATA,
+            "MOONCAKE_PROTOCOL": "tcp" if settings.device is Device.CPU else "rdma",
+            # No page lies in an engine: what dies with one is only its own work.
+            "MOONCAKE_GLOBAL_SEGMENT_SIZE": "0",
+        }
     if settings.device is Device.CPU:
         # More threads were tens of times slower where several servers share a few cores.
         env |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

@@ -110,6 +110,10 @@ class EngineProcess:
         """See ``EngineClient.update_weights``."""
         await self._client.update_weights(path, version, limit_s)
 
+    async def settle(self, limit_s: float) -> bool:
+        """See ``EngineClient.settle``; at once without a shared pool."""
+        return self.settings.kv_pool is None or await self._client.settle(limit_s)
+
     async def release_memory(self, limit_s: float) -> None:
         """See ``EngineClient.release_memory``."""
         await self._client.release_memory(limit_s)

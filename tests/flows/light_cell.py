@@ -81,6 +81,9 @@ class LightEngine:
     async def drain(self, limit_s: float) -> None:
         """The gateway has sent everything elsewhere before."""
 
+    async def settle(self, limit_s: float) -> bool:
+        return True
+
     async def update_weights(self, path: Path, version: int, limit_s: float) -> None:
         assert (path / "model.safetensors").exists()
         self._engine.version = version

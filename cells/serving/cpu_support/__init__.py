@@ -7,6 +7,7 @@ the server before ``sglang`` is imported; ``cells.serving.launch`` sees to that.
 
 from cells.serving.cpu_support.children import fork_children
 from cells.serving.cpu_support.conditions import CpuSupportError, check_conditions
+from cells.serving.cpu_support.kv_pool import KvPoolFinder
 from cells.serving.cpu_support.stand_ins import StandInFinder
 
 __all__ = ["CpuSupportError", "fork_children", "install"]
@@ -20,3 +21,4 @@ def install() -> None:
     """
     check_conditions()
     StandInFinder.install()
+    KvPoolFinder.install()

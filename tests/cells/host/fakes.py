@@ -41,6 +41,10 @@ class FakeEngine:
         self._say("update")
         self.served = version
 
+    async def settle(self, limit_s: float) -> bool:
+        self._say("settle")
+        return True
+
     async def release_memory(self, limit_s: float) -> None:
         self._say("release")
 

@@ -36,7 +36,7 @@ async def test_starts_in_rollout_with_the_replica_asleep(tmp_path: Path) -> None
 async def test_there_and_back(fake: FakeCell) -> None:
     await fake.cell.change_role(1, TRAINING, None)
     assert fake.cell.roles.role is TRAINING
-    assert fake.take() == ["engine drain", "replica wake"]
+    assert fake.take() == ["engine drain", "engine settle", "replica wake"]
     await fake.cell.command(1, "step", {})
     assert fake.cell.replica_version == 1
     fake.take()
@@ -44,7 +44,7 @@ async def test_there_and_back(fake: FakeCell) -> None:
     assert fake.take() == ["replica export", "engine update", "replica sleep"]
     assert (fake.cell.roles.role, fake.cell.engine_version) == (ROLLOUT, 1)
     assert [(switch.to, set(switch.parts)) for switch in fake.cell.roles.switches] == [
-        (TRAINING, {"drain", "memory", "replica"}),
+        (TRAINING, {"drain", "backup", "memory", "replica"}),
         (ROLLOUT, {"memory", "weights", "replica"}),
     ]
     assert [path.name for path in fake.exports.folder.glob("v*")] == ["v1"]
@@ -56,7 +56,7 @@ async def test_memory_is_given_back_and_the_weights_are_loaded_again(tmp_path: P
     await fake.cell.start()
     fake.take()
     await fake.cell.change_role(1, TRAINING, None)
-    assert fake.take() == ["engine drain", "engine release", "replica wake"]
+    assert fake.take() == ["engine drain", "engine settle", "engine release", "replica wake"]
     await fake.cell.change_role(1, ROLLOUT, 0)
     assert fake.take() == ["engine resume", "engine update", "replica sleep"], "of the same version"
     await fake.cell.change_role(1, TRAINING, None)
@@ -74,7 +74,7 @@ async def test_memory_after_a_refused_switch(tmp_path: Path) -> None:
     fake.take()
     with pytest.raises(ReplicaRefusedError):
         await fake.cell.change_role(1, TRAINING, None)
-    assert fake.take()[3:] == ["engine version", "engine resume", "engine update", "replica sleep"]
+    assert fake.take()[4:] == ["engine version", "engine resume", "engine update", "replica sleep"]
     await fake.cell.change_role(1, TRAINING, None)
     fake.engine.refuse["update"] = EngineRefusedError("bad weights")
     fake.take()
