@@ -96,6 +96,13 @@ class WarmStartConfig(Section):
         ge=0,
         le=1,
     )
+    delegate_share: float = setting(
+        0.2,
+        "Share of the demonstrations in which parts of the work are handed to sub-agents.",
+        unit="share",
+        ge=0,
+        le=1,
+    )
     muon_learning_rate: float = setting(
         0.015, "Muon step for the matrices of the blocks.", unit="1", gt=0, le=1
     )

@@ -71,6 +71,6 @@ def full_lessons(
 ) -> Iterator[Document]:
     """Endless histories of the scripted agent on problems as a run has them."""
     settings = harness_settings(config.harness)
-    habits = imperfect(config.warm_start.error_share)
+    habits = imperfect(config.warm_start.error_share, config.warm_start.delegate_share)
     for specification in specifications(config.problems.specrepo, rng):
         yield from demonstrate(specification, rng, habits, settings, codec, tokenizer).documents

@@ -29,13 +29,14 @@ CLEAN = Habits(error_share=0.0, gives_up=0.0, delegates=0.0)
 """For the first lessons: everything right, nothing handed on."""
 
 
-def imperfect(error_share: float) -> Habits:
-    """The usual habits with the mistakes scaled; 0 leaves none."""
+def imperfect(error_share: float, delegate_share: float = Habits.delegates) -> Habits:
+    """The usual habits with the mistakes scaled (0 leaves none), handing on as often as given."""
     usual = Habits()
     return replace(
         usual,
         error_share=usual.error_share * error_share,
         gives_up=usual.gives_up * error_share,
+        delegates=delegate_share,
     )
 
 

@@ -233,7 +233,8 @@ def _scripted(config: RunConfig, folder: Path, queries: int) -> list[Group]:
         PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
     )
     codec = Codec(tokenizer, config.model.renderer)
-    limits, habits = harness_settings(config.harness), imperfect(config.warm_start.error_share)
+    limits, warm = harness_settings(config.harness), config.warm_start
+    habits = imperfect(warm.error_share, warm.delegate_share)
     rng = random.Random(1)
     groups = []
     for _, specification in zip(
