@@ -65,9 +65,10 @@ def _workload(given: argparse.Namespace) -> dict[str, Any]:
 def _measured(run: Run) -> Figures:
     updates, evaluations = updates_of(run), evaluations_of(run)
     held_out = [evaluations[version].pass_rate for version in sorted(evaluations)]
+    last = updates[-1].policy_version
     return {
-        "pass_rate_before": held_out[0] if held_out else None,
-        "pass_rate_after": held_out[-1] if held_out else None,
+        "pass_rate_before": evaluations[0].pass_rate if 0 in evaluations else None,
+        "pass_rate_after": evaluations[last].pass_rate if last in evaluations else None,
         "pass_rate_over_evaluations": fmean(held_out) if held_out else None,
         "batch_pass_rate": _mean(update.pass_rate for update in updates),
         "last_minus_first_update": _bias(updates),
