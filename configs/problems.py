@@ -167,7 +167,22 @@ class SandboxKind(StrEnum):
 class HarnessConfig(Section):
     """The agent program that works on a problem."""
 
-    name: str = setting("loop", "Name of the harness.", min_length=1, max_length=64)
+    name: str = setting(
+        "loop",
+        "Name of the harness: loop, or a client that `gyre harness list` shows.",
+        min_length=1,
+        max_length=64,
+    )
+    version: str | None = setting(
+        None,
+        "Version of a client, of those that `gyre harness list` shows; none takes the first.",
+        max_length=64,
+    )
+    folder: str | None = setting(
+        None,
+        "Where clients are installed; none takes the user's folder of caches.",
+        max_length=4096,
+    )
     turns: int = setting(8, "Most model calls of the main agent.", unit="calls", ge=1, le=10_000)
     sub_agent_turns: int = setting(
         5, "Most model calls of one sub-agent.", unit="calls", ge=1, le=10_000

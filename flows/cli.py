@@ -14,6 +14,7 @@ from flows import (
     evaluate_cli,
     export_cli,
     gc_cli,
+    harness_cli,
     inspect_cli,
     problems_cli,
     rescore_cli,
@@ -82,6 +83,7 @@ simulate_cli.register(app)
 config_cli.register(app)
 doctor_cli.register(app)
 gc_cli.register(app)
+harness_cli.register(app)
 
 
 def main() -> None:

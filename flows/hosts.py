@@ -12,6 +12,7 @@ from cells.epoch import owns, take_ownership
 from cells.kv_pool.search import NAME as KV_POOL
 from cells.launch import DaemonSpec, LeaseKeeper, ensure_daemons, is_renewed, stop_daemons
 from storage.run import Run
+from tasks.rollout.harnesses.launch import install_harness
 
 GATEWAY = "gateway"
 EXECUTIONS = "executions"
@@ -56,6 +57,8 @@ def hosts_of(
     When this process is killed the daemons live on until their lease ends, so that the next
     attempt adopts them with the harnesses that run on them.
     """
+    # Here, because a download may take longer than a daemon may take to start.
+    install_harness(run.config.harness, say)
     policy = str(run.store.local_path(policy_key))
     common = ("--policy", policy)
     cells = run.config.cells

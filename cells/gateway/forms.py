@@ -11,6 +11,9 @@ Message = dict[str, Any]
 """A message in OpenAI's chat form, reduced to what can reach a prompt: ``role``, ``content`` (a
 text), ``reasoning_content``, ``tool_calls``, ``tool_call_id``, ``name``."""
 
+SYSTEM_MARK = "<system>\n"
+"""How a system message in mid-history begins, which is shown as the user's."""
+
 Tool = dict[str, Any]
 """A tool in OpenAI's form: ``{"type": "function", "function": {...}}``."""
 
@@ -162,4 +165,4 @@ def settle(messages: list[Message]) -> list[Message]:
 
 
 def _as_user(message: Message) -> Message:
-    return {"role": "user", "content": f"<system>\n{message['content']}\n</system>"}
+    return {"role": "user", "content": f"{SYSTEM_MARK}{message['content']}\n</system>"}

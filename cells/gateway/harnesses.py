@@ -18,6 +18,7 @@ from cells.gateway.kinds import (
     background,
     is_summariser,
     kind_of,
+    last_said,
 )
 from cells.gateway.matching import Branches
 
@@ -31,6 +32,8 @@ _TEXT_ONLY = re.compile(
     re.IGNORECASE,
 )
 _TITLE = re.compile(r"\btitles?\b", re.IGNORECASE)
+_OPENING = 200
+"""Characters of a system prompt that say whose it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ def _claude_background(headers: Headers, request: ChatRequest) -> str | None:
 
 
 def _claude_summary(headers: Headers, request: ChatRequest) -> str | None:
-    last = request.messages[-1]["content"]
+    last = last_said(request)["content"]
     asks = asks_summary(request) and _TEXT_ONLY.search(last) is not None
     return "the last message asks for a summary in text only" if asks else None
 
@@ -123,10 +126,11 @@ def _codex_summary(headers: Headers, request: ChatRequest) -> str | None:
 
 
 def _opencode_background(headers: Headers, request: ChatRequest) -> str | None:
-    if request.tools or is_summariser(request):
-        return None
     first = request.messages[0]
-    found = first["role"] == "system" and _TITLE.search(first["content"])
+    if request.tools or first["role"] != "system":
+        return None
+    # Who is spoken to stands at the beginning; the rules after it mention summaries too.
+    found = _TITLE.search(first["content"][:_OPENING])
     return "a title: no tools, a system prompt about titles" if found else None
 
 

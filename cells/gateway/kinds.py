@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cells.gateway.dialects.fields import object_or_none
-from cells.gateway.forms import ChatRequest, Message
+from cells.gateway.forms import SYSTEM_MARK, ChatRequest, Message
 from cells.gateway.matching import Branches, Node
 from storage.records import CallKind
 
@@ -99,10 +99,16 @@ def background(reason: str) -> Origin:
     return Origin(BACKGROUND, CallKind.BACKGROUND, reason)
 
 
+def last_said(request: ChatRequest) -> Message:
+    """The last message, reminders of the system behind it left out."""
+    said = (m for m in reversed(request.messages) if not m["content"].startswith(SYSTEM_MARK))
+    return next(said, request.messages[-1])
+
+
 def asks_summary(request: ChatRequest) -> bool:
     """Whether the last message asks for a summary. The first words of a user never do: they are the
     task, whatever they say."""
-    last = request.messages[-1]
+    last = last_said(request)
     told = last["role"] == "user" and _SUMMARY.search(last["content"]) is not None
     return told and any(m["role"] in ("assistant", "tool") for m in request.messages)
 

@@ -19,6 +19,8 @@ from configs.cells import Device
 from configs.problems import SandboxKind
 from configs.run import RunConfig
 from flows.doctor.finding import Finding, fail, ok, warn
+from tasks.rollout.harnesses.command import HarnessError
+from tasks.rollout.harnesses.launch import BUILT_IN, cache_of, find_client
 from tasks.rollout.sandboxes.choose import make_sandbox
 from tasks.rollout.sandboxes.sandbox import SandboxError
 
@@ -128,6 +130,29 @@ def programs(config: RunConfig) -> Iterator[Finding]:
             "git", "not found", "apt-get install git, where problems are made from repositories"
         )
     yield sandbox(config)
+    yield harness(config)
+
+
+def harness(config: RunConfig) -> Finding:
+    """Whether the agent program is here, or can be installed when the run starts."""
+    wanted = config.harness
+    if wanted.name == BUILT_IN:
+        return ok("harness", "built in")
+    try:
+        client = find_client(wanted.name)
+        package = client.package(client.choose_version(wanted.version))
+    except HarnessError as error:
+        return fail("harness", str(error))
+    found = f"{package.name} {package.version}"
+    if package.is_installed(cache_of(wanted)):
+        return ok("harness", f"{found} in {package.folder(cache_of(wanted))}")
+    if package.manager == "npm" and shutil.which("npm") is None:
+        return fail("harness", f"{found} is not installed", "apt-get install npm")
+    return warn(
+        "harness",
+        f"{found} is not installed: it is downloaded when the run starts",
+        f"gyre harness install {package.name}",
+    )
 
 
 def sandbox(config: RunConfig) -> Finding:

@@ -21,7 +21,7 @@ from tasks.problems.source import Problem, ProblemSource
 from tasks.rollout.clock import ExecutionClock
 from tasks.rollout.door import DUMMY_KEY, Door, loopback_listener
 from tasks.rollout.harness_process import HarnessProcess
-from tasks.rollout.harnesses.launch import Harness
+from tasks.rollout.harnesses.command import Harness
 from tasks.rollout.sandboxes.limits import Limits
 from tasks.rollout.sandboxes.sandbox import INSIDE, PORT, Room, Sandbox, SandboxError
 from tasks.rollout.sessions import Endpoint, GatewayError, GatewaySessions, Usage

@@ -124,7 +124,9 @@ async def serve(run: Run, name: str, scratch: Path) -> None:
         source=make_source(config.problems),
         sessions=GatewaySessions(run.store, run.layout),
         sandbox=make_sandbox(config.rollout.sandbox, config.rollout.image),
-        harness=make_harness(config.harness, config.gateway.call_limit_s, scratch),
+        harness=make_harness(
+            config.harness, config.gateway.call_limit_s, scratch, config.model.context
+        ),
         scratch=scratch,
     )
     executions = Executions(run, around)

@@ -23,7 +23,8 @@ from storage.run import Run, create_run
 from tasks.problems.specrepo.source import SpecRepo
 from tasks.rollout.door import make_client
 from tasks.rollout.execution import Surroundings, carry_out
-from tasks.rollout.harnesses.launch import Command, Harness, make_harness
+from tasks.rollout.harnesses.command import Command, Harness
+from tasks.rollout.harnesses.launch import make_harness
 from tasks.rollout.sandboxes.choose import make_sandbox
 from tasks.rollout.sandboxes.sandbox import python_executable
 from tasks.rollout.sessions import Endpoint, GatewaySessions

@@ -275,6 +275,8 @@ def _call(block: dict[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise bad("must be an object", f"{where}.input")
     raw = given.get(UNPARSED)
+    if isinstance(raw, dict):  # newer versions: with its length
+        raw = raw.get("raw")
     arguments = raw if isinstance(raw, str) else fields.dumped(given, f"{where}.input")
     function = {"name": fields.text(block, "name", where), "arguments": arguments}
     return {"id": fields.maybe_text(block, "id"), "type": "function", "function": function}

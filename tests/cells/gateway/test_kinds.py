@@ -57,6 +57,13 @@ def ask_claude(body: dict[str, Any], **headers: str) -> Origin:
         (claude([USER]), {}, "main", CallKind.MAIN, None),
         (claude([USER, SAID, USER]), {}, "main", CallKind.MAIN, None),
         (claude([USER, SAID, CLAUDE_SUMMARY]), {}, "main", CallKind.MAIN_SUMMARY, None),
+        (
+            claude([USER, SAID, CLAUDE_SUMMARY, {"role": "system", "content": "Reminder."}]),
+            {},
+            "main",
+            CallKind.MAIN_SUMMARY,
+            None,
+        ),
         (claude([USER]), {"agent-id": AGENT}, AGENT, CallKind.SUB_AGENT, "main"),
         (
             claude([USER]),
@@ -123,6 +130,9 @@ def test_codex(headers, agent, kind, parent) -> None:
     assert (found.agent, found.kind, found.parent) == (agent, kind, parent)
 
 
+TITLES = "You write titles.\n" + "- Rule.\n" * 40 + "- The language of what you are summarizing."
+
+
 @pytest.mark.parametrize(
     ("body", "headers", "agent", "kind", "parent"),
     [
@@ -138,6 +148,13 @@ def test_codex(headers, agent, kind, parent) -> None:
             opencode(
                 [{"role": "system", "content": "You write titles for talks."}, USER], tools=False
             ),
+            {},
+            "background",
+            CallKind.BACKGROUND,
+            None,
+        ),
+        (
+            opencode([{"role": "system", "content": TITLES}, USER], tools=False),
             {},
             "background",
             CallKind.BACKGROUND,

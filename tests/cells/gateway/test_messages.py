@@ -151,8 +151,9 @@ async def test_claude_codes_requests_go_on_from_one_another(bench, engine, scrip
     assert {call.agent for call in calls} == {"main"}
 
 
-def test_unparsed_arguments_are_read_as_they_were_written() -> None:
-    use = {"type": "tool_use", "id": "t", "name": "w", "input": {"__unparsedToolInput": '{"a": '}}
+@pytest.mark.parametrize("unparsed", ['{"a": ', {"raw": '{"a": ', "len": 6}])
+def test_unparsed_arguments_are_read_as_they_were_written(unparsed: object) -> None:
+    use = {"type": "tool_use", "id": "t", "name": "w", "input": {"__unparsedToolInput": unparsed}}
     body = {"messages": [{"role": "assistant", "content": [use]}]}
     (message,) = MessagesDialect().read(json.dumps(body).encode()).messages
     assert message["tool_calls"][0]["function"]["arguments"] == '{"a": '

@@ -20,6 +20,7 @@ ROWS = {
     "sglang",
     "libraries",
     "sandbox",
+    "harness",
     "storage",
     "disk",
     "gateway",
