@@ -30,6 +30,8 @@ missing_packages() {
     has_library libibverbs.so.1 || echo libibverbs1    # these three are linked by Mooncake
     has_library libnuma.so.1 || echo libnuma1
     has_library libcurl.so.4 || echo libcurl4
+    # Tests run clients that come from npm.
+    [[ $FOR != --tests ]] || command -v npm >/dev/null || echo npm
     # A test presses buttons in Prefect's pages.
     [[ $FOR != --tests ]] || command -v chromium >/dev/null || echo chromium
 }
