@@ -7,6 +7,7 @@ from enum import StrEnum
 from pydantic import model_validator
 
 from configs.field import Section, setting
+from configs.layout import LayoutConfig
 
 
 class PolicyName(StrEnum):
@@ -78,6 +79,9 @@ class CellsConfig(Section):
         "The cells; exactly one is the core.",
         min_length=1,
         max_length=256,
+    )
+    layout: LayoutConfig = setting(
+        LayoutConfig(), "How the replica of each cell is spread over processes."
     )
     executions_per_cell: int | None = setting(
         32,

@@ -27,6 +27,8 @@ def replica_settings(config: RunConfig, *, root: str, core: bool) -> ReplicaSett
     module, _, function = OBJECTIVE_NAMES.partition(":")
     return ReplicaSettings(
         root=root,
+        layout=config.cells.layout,
+        ranks_limit_s=training.micro_step_limit_s,
         core=core,
         objective=getattr(import_module(module), function)(training.objective.name),
         objective_config=training.objective,

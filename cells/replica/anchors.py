@@ -8,13 +8,14 @@ the trained ones: as much memory again for each. They run through the same modul
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from cells.replica.model import target_logprobs
+from cells.replica.agreement import together
 from cells.replica.packing import PackedRow
 from cells.replica.policy import Policy
 from cells.replica.requests import AnchorRequest, PolicyRequest
@@ -27,20 +28,23 @@ class Anchors:
     policy: Policy
     _held: dict[str, tuple[PolicyRequest, Tensor]] = field(default_factory=dict)
 
-    def logprobs(self, request: AnchorRequest, row: PackedRow) -> dict[str, Tensor | None]:
-        """Log-probabilities [targets] of the row's targets under each policy that is asked for;
-        None where it is the very version that is trained, so that they are known already.
+    def logprobs(
+        self, request: AnchorRequest, rows: Sequence[PackedRow]
+    ) -> dict[str, list[Tensor] | None]:
+        """Log-probabilities [targets] of each row's targets under each policy that is asked for;
+        None where it is the very version that is trained, so that they are known already, and in
+        the ranks that do not compute losses.
 
         Raises:
             ReplicaError: weights can't be read, or are of another shape.
         """
-        found: dict[str, Tensor | None] = {}
+        found: dict[str, list[Tensor] | None] = {}
         for name, wanted in request.named().items():
             if wanted.version == self.policy.version:
                 found[name] = None
                 continue
-            with torch.no_grad(), self.policy.flat.using(self._weights(name, wanted)):
-                found[name] = target_logprobs(self.policy.model, row)
+            with self.policy.flat.using(self._weights(name, wanted)):
+                found[name] = self.policy.passes.logprobs(rows)
         return found
 
     def drop(self) -> None:
@@ -54,7 +58,8 @@ class Anchors:
                 self._held[name] = (held, weights)
                 return weights
         self._held.pop(name, None)  # before the next one takes its memory
-        read, _ = self.policy.read(Path(wanted.path))
+        with together(self.policy.place):
+            read, _ = self.policy.read(Path(wanted.path))
         weights = torch.empty_like(self.policy.flat.weights)
         for part, view in self.policy.flat.split(weights).items():
             view.copy_(read[part])

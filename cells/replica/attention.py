@@ -14,15 +14,51 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from cells.replica.cpu_support import megatron_imports
+from cells.replica.errors import ReplicaError
 from cells.replica.packing import Chains
+from cells.replica.place import Place
 
 with megatron_imports():
+    from megatron.core import parallel_state
     from megatron.core.packed_seq_params import PackedSeqParams
+    from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
     from megatron.core.transformer.module import MegatronModule
     from megatron.core.transformer.transformer_config import TransformerConfig
 
 MASK_ELEMENTS = 1 << 24
-"""Largest dense mask of a chain: its tokens times those it attends to."""
+"""Largest dense mask: tokens times those they attend to, 4,096 of each."""
+
+
+@dataclass(frozen=True)
+class ContextShare:
+    """The tokens of a row that one context rank holds: two pieces, one from each end, so that all
+    ranks attend to as many. Shapes: ``held`` [tokens of the rank], places in the row in order;
+    ``inside`` [tokens]: where in ``held`` a token is, for those that are; ``order`` [tokens]:
+    brings what was gathered from all ranks into the order of the row.
+    """
+
+    held: Tensor
+    inside: Tensor
+    order: Tensor
+
+    @classmethod
+    def of(cls, tokens: int, place: Place) -> ContextShare | None:
+        """None where a rank has the whole row. ``tokens`` is a multiple of twice the ranks."""
+        ranks = place.layout.context
+        if ranks == 1:
+            return None
+        pieces = torch.arange(tokens).chunk(2 * ranks)
+        each = [torch.cat((pieces[i], pieces[2 * ranks - 1 - i])) for i in range(ranks)]
+        held = each[place.context]
+        inside = torch.zeros(tokens, dtype=torch.long)
+        inside[held] = torch.arange(len(held))
+        return cls(held, inside, torch.cat(each).argsort())
+
+    def gather(self, local: Tensor) -> Tensor:
+        """All ranks' [tokens of the rank, ...] as [tokens, ...], in the order of the row."""
+        group = parallel_state.get_context_parallel_group()
+        whole = gather_from_sequence_parallel_region(local.contiguous(), group=group)
+        return whole.index_select(0, self.order.to(whole.device))
 
 
 @dataclass
@@ -35,6 +71,7 @@ class ChainParams(PackedSeqParams):  # type: ignore[misc]
 
     qkv_format: str = "sbhd"
     chains: Chains | None = None
+    share: ContextShare | None = None
 
     @cached_property
     def paths(self) -> Paths:
@@ -43,11 +80,36 @@ class ChainParams(PackedSeqParams):  # type: ignore[misc]
         return Paths.of(self.chains)
 
     @cached_property
+    def mask(self) -> Tensor:
+        """[tokens of this rank, tokens of the row], where context ranks share a row on a CPU.
+
+        Raises:
+            ReplicaError: it would be larger than ``MASK_ELEMENTS``.
+        """
+        assert self.chains is not None and self.share is not None
+        ends, held = self.chains.ends, self.share.held
+        if len(held) * len(ends) > MASK_ELEMENTS:
+            raise ReplicaError(
+                f"a row of {len(ends)} tokens over context ranks needs a dense mask of "
+                f"{len(held) * len(ends)} elements on a CPU, at most {MASK_ELEMENTS} are made; "
+                f"take a smaller training.micro_step_tokens, or context 1"
+            )
+        none = torch.zeros((), dtype=torch.long)
+        return sees(ends)(none, none, held[:, None], torch.arange(len(ends))[None])
+
+    @cached_property
     def blocks(self) -> BlockMask:
-        """The same as a block-sparse mask for a GPU; not run on a GPU."""
+        """The same as a block-sparse mask for a GPU; not run on a GPU.
+
+        Compiled, since the dense mask would be made first otherwise: a terabyte for a million
+        tokens.
+        """
         assert self.chains is not None
         ends = self.chains.ends.to("cuda")
-        return create_block_mask(sees(ends), None, None, len(ends), len(ends), device="cuda")
+        held = None if self.share is None else self.share.held.to("cuda")
+        queries = len(ends) if held is None else len(held)
+        seen = sees(ends, held)
+        return create_block_mask(seen, None, None, queries, len(ends), device="cuda", _compile=True)
 
 
 @dataclass(frozen=True)
@@ -78,11 +140,13 @@ class Paths:
         )
 
 
-def sees(ends: Tensor) -> Callable[..., Tensor]:
-    """FlexAttention's mask of a row; ``ends`` is that of its chains."""
+def sees(ends: Tensor, held: Tensor | None = None) -> Callable[..., Tensor]:
+    """FlexAttention's mask of a row; ``ends`` is that of its chains, ``held`` the places of the
+    queries where they are not all of the row's tokens."""
 
     def mask(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key <= query) & (query < ends[key])
+        at = query if held is None else held[query]
+        return (key <= at) & (at < ends[key])
 
     return mask
 
@@ -119,12 +183,21 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
     ) -> Tensor:
         """Attention of ``query`` [tokens, 1, heads, head_dim] over ``key`` and ``value``
         [tokens, 1, kv_heads, head_dim]; returns [tokens, 1, heads * head_dim].
+
+        Context ranks gather keys and values of the row, and attend from their own tokens.
         """
         assert packed_seq_params is not None and attention_mask is None
+        share = packed_seq_params.share
+        if share is not None:
+            key, value = share.gather(key), share.gather(value)
         q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
         if q.is_cuda:
             blocks = packed_seq_params.blocks
             mixed = _compiled_flex()(q, k, v, block_mask=blocks, scale=self.scale, enable_gqa=True)
+        elif share is not None:
+            mixed = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=packed_seq_params.mask, scale=self.scale, enable_gqa=True
+            )
         else:
             mixed = attend(q, k, v, packed_seq_params.paths, self.scale)
         return mixed.permute(2, 0, 1, 3).flatten(2)

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import ValidationError
+from torch import Tensor
 
+from cells.replica.agreement import together
 from cells.replica.anchors import Anchors
 from cells.replica.errors import ReplicaError
 from cells.replica.gradient import Answer, Gradient, UpdateKey, apply_gradient, recorded
 from cells.replica.groups import GroupCache, SampleRequest, document
-from cells.replica.model import target_logprobs
 from cells.replica.objective import load_objective
-from cells.replica.packing import in_rows, pack
+from cells.replica.optimizer import Optimizer
+from cells.replica.packing import in_rows
+from cells.replica.passes import share_out
+from cells.replica.place import Place
 from cells.replica.policy import Policy
 from cells.replica.requests import (
     Empty,
@@ -30,9 +34,10 @@ from cells.replica.requests import (
     ReduceRequest,
     StepRequest,
     UpdateRequest,
+    block_of,
 )
 from cells.replica.settings import ReplicaSettings
-from cells.replica.state import make_optimizer, policy_folder, read_state, save_state
+from cells.replica.state import policy_folder, read_state, save_state
 from cells.transfer.block import Block, Descriptor
 from cells.transfer.endpoint import Endpoint
 from cells.transfer.publication import Publication
@@ -52,10 +57,12 @@ class ReplicaState(StrEnum):
 
 
 class Commands:
-    """One replica. Commands are carried out one at a time, in the order they come in."""
+    """One replica, or one rank of it. Commands are carried out one at a time, in the order they
+    come in; all ranks are given the same ones."""
 
-    def __init__(self, settings: ReplicaSettings) -> None:
+    def __init__(self, settings: ReplicaSettings, place: Place | None = None) -> None:
         self.settings = settings
+        self.place = place or Place(settings.layout)
         self.state = ReplicaState.EMPTY
         self._objective = load_objective(settings.objective, settings.objective_config)
         self._groups = GroupCache(Store(settings.root), settings.cached_groups)
@@ -63,7 +70,7 @@ class Commands:
         self._policy: Policy | None = None
         self._gradient: Gradient | None = None
         self._publication: Publication | None = None
-        self._optimizer: torch.optim.AdamW | None = None
+        self._optimizer: Optimizer | None = None
         self._pulled: Descriptor | None = None
         self._stepped: tuple[UpdateKey, Answer] | None = None
         self._table: dict[str, tuple[type[Section], Callable[[Any], Answer]]] = {
@@ -105,9 +112,11 @@ class Commands:
     def _load(self, request: LoadRequest) -> Answer:
         folder = Path(request.path)
         policy = self._policy_for(folder)
-        weights, policy.beside = policy.read(folder)
-        self._forget(policy)
+        with together(self.place):
+            weights, policy.beside = policy.read(folder)
+        self._forget()
         policy.commit(weights, request.version)
+        self._renew(policy, weights)
         return {"version": policy.version}
 
     def _micro_step(self, request: MicroStepRequest) -> Answer:
@@ -133,9 +142,8 @@ class Commands:
         _, gradient = self._loaded()
         self._core()
         key = UpdateKey(request.step, request.update)
-        return gradient.reduce(
-            key, request.descriptor, request.micro_steps, self.settings.transfer_limit_s
-        )
+        descriptor = block_of(request.descriptor, self.place)
+        return gradient.reduce(key, descriptor, request.micro_steps, self.settings.transfer_limit_s)
 
     def _release(self, request: UpdateRequest) -> Answer:
         _, gradient = self._loaded()
@@ -153,10 +161,12 @@ class Commands:
         if not key.fits(gradient.key):
             raise ReplicaError(f"the gradient is of {gradient.key}, not of {key}")
         stepped = gradient.key
-        for group in optimizer.param_groups:
-            group["lr"] = request.learning_rate
         norm = apply_gradient(
-            policy, optimizer, executions=request.executions, clip_norm=self.settings.clip_norm
+            policy,
+            optimizer,
+            executions=request.executions,
+            rate=request.learning_rate,
+            clip_norm=self.settings.clip_norm,
         )
         gradient.discard()
         answer = {"version": policy.version, "grad_norm": norm, "skipped": norm is None}
@@ -172,7 +182,7 @@ class Commands:
 
     def _pull(self, request: PullRequest) -> Answer:
         policy, gradient = self._loaded()
-        descriptor = request.descriptor
+        descriptor = block_of(request.descriptor, self.place)
         if gradient.key is not None:
             raise ReplicaError(
                 f"the gradient of {gradient.key} belongs to the old weights; release or discard "
@@ -186,9 +196,12 @@ class Commands:
                 f"{policy.flat.weights.nbytes}"
             )
         began = time.monotonic()
-        payload = self._endpoint.read(descriptor, limit_s=self.settings.transfer_limit_s)
-        self._forget(policy)
-        policy.commit(policy.flat.split(payload.view(torch.float32)), descriptor.version)
+        with together(self.place):
+            payload = self._endpoint.read(descriptor, limit_s=self.settings.transfer_limit_s)
+        self._forget()
+        pulled = policy.flat.split(payload.view(policy.flat.weights.dtype))
+        policy.commit(pulled, descriptor.version)
+        self._renew(policy, pulled)
         self._pulled = descriptor
         seconds = time.monotonic() - began
         return {"version": policy.version, "bytes": descriptor.nbytes, "seconds": seconds}
@@ -206,8 +219,10 @@ class Commands:
     def _restore(self, request: PathRequest) -> Answer:
         folder = Path(request.path)
         policy = self._policy_for(policy_folder(folder))
-        saved = read_state(folder, policy)
-        self._forget(policy)
+        with together(self.place):
+            saved = read_state(folder, policy)
+        self._forget()
+        self._renew(policy, {})
         saved.apply(policy, self._optimizer)
         return {"version": policy.version}
 
@@ -215,17 +230,18 @@ class Commands:
         policy, _ = self._loaded()
         samples = [sample for _, sample in self._samples(request.samples, policy)]
         total, highest, tokens = 0.0, 0.0, 0
-        rows = in_rows(samples, [len(sample.ids) for sample in samples], _LOGPROB_ROW_TOKENS)
-        with torch.no_grad():
-            for row in rows:
-                documents = [document(one) for one in row]
-                packed = pack(documents, share=self.settings.share_prefixes)
-                found = target_logprobs(policy.model, packed)
-                gap = (found.double() - torch.cat([recorded(one) for one in row])).abs()
-                total += float(gap.sum())
-                highest = max(highest, float(gap.max()))
-                tokens += len(gap)
-        return {"gap_mean": total / tokens, "gap_max": highest, "tokens": tokens}
+        for some in in_rows(samples, [len(sample.ids) for sample in samples], _LOGPROB_ROW_TOKENS):
+            documents = [document(one) for one in some]
+            shares = share_out(documents, self.place, prefixes=self.settings.share_prefixes)
+            found = policy.passes.logprobs([share.row for share in shares])
+            for share, logprobs in zip(shares, found or (), strict=found is not None):
+                if share.samples:
+                    behaviour = torch.cat([recorded(some[index]) for index in share.samples])
+                    gap = (logprobs.double() - behaviour).abs()
+                    total += float(gap.sum())
+                    highest = max(highest, float(gap.max()))
+                    tokens += len(gap)
+        return {"gap_mean": total / max(tokens, 1), "gap_max": highest, "tokens": tokens}
 
     def _status(self, request: Empty) -> Answer:
         policy, gradient = self._policy, self._gradient
@@ -265,7 +281,7 @@ class Commands:
     def _policy_for(self, folder: Path) -> Policy:
         """The policy, made in the shape of ``folder`` the first time."""
         if self._policy is None:
-            policy = Policy.open(folder)
+            policy = Policy.open(folder, self.place)
             block = Block(policy.flat.gradients.nbytes)
             if policy.flat.gradients.device == block.memory.device:
                 policy.flat.move_gradients(block.floats())
@@ -285,22 +301,27 @@ class Commands:
             gc.freeze()
         return self._policy
 
-    def _fresh_optimizer(self, policy: Policy) -> torch.optim.AdamW | None:
+    def _renew(self, policy: Policy, weights: Mapping[str, Tensor]) -> None:
+        """A fresh optimizer for the weights that have been taken, in a core."""
         if not self.settings.core:
-            return None
-        return make_optimizer(
-            policy,
+            return
+        self._optimizer = Optimizer(
+            policy.flat,
+            policy.shape,
+            self.place,
             betas=(self.settings.beta1, self.settings.beta2),
             weight_decay=self.settings.weight_decay,
         )
+        for name, weight in weights.items():  # as precise as they came
+            self._optimizer.restore("weights", name, weight, 0.0)
 
-    def _forget(self, policy: Policy) -> None:
+    def _forget(self) -> None:
         """Drop everything that belongs to the weights that are about to be replaced."""
         assert self._gradient is not None
         self._gradient.discard()
         if self.state is ReplicaState.EMPTY:
             self.state = ReplicaState.AWAKE
-        self._optimizer = self._fresh_optimizer(policy)
+        self._optimizer = None
         self._stepped = None
         self._pulled = None
         if self._publication is not None:
@@ -311,7 +332,7 @@ class Commands:
             raise ReplicaError("no policy yet; load one first")
         return self._policy, self._gradient
 
-    def _core(self) -> torch.optim.AdamW:
+    def _core(self) -> Optimizer:
         if self._optimizer is None:
             raise ReplicaError("this replica is a satellite; only the core does that")
         return self._optimizer

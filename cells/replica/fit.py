@@ -26,6 +26,7 @@ from cells.process import end_group, spawn
 from cells.replica.corpus import read_corpus
 from cells.replica.fit_plan import FitPlan
 from cells.replica.shape import read_shape
+from configs.layout import LayoutConfig
 
 _LOG_SHOWN = 4000
 """Characters of a further process's log that a failure repeats."""
@@ -53,15 +54,15 @@ def fit(
     # Imported here: what is wrong with the files above is said before seconds of imports.
     import torch
 
-    from cells.replica.fitter import Fitter, Place
+    from cells.replica.fitter import Fitter
     from cells.replica.model import start_megatron
+    from cells.replica.place import Place
     from cells.replica.weights import write_policy
 
     torch.set_num_threads(1)
-    start_megatron(
-        rank=rank, world=processes, rendezvous=rendezvous, limit_s=min(plan.limit_s, 300)
-    )
-    fitter = Fitter(shape, plan, Place(rank, processes), start)
+    place = Place(LayoutConfig(data=processes), rank)
+    start_megatron(place, rendezvous=rendezvous, limit_s=min(plan.limit_s, 300))
+    fitter = Fitter(shape, plan, place, start)
     fitter.run(corpora)
     if rank == 0:
         beside = {"config.json": config.read_bytes()}

@@ -6,7 +6,6 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,6 +17,7 @@ from cells.replica.flat import FlatModel
 from cells.replica.model import initialise, make_model, target_logprobs
 from cells.replica.muon import Muon
 from cells.replica.packing import in_rows, pack
+from cells.replica.place import Place
 from cells.replica.shape import PolicyShape
 from cells.replica.weights import read_weights
 
@@ -27,14 +27,6 @@ _LOSS_MEMORY = 0.9
 
 class FitError(RuntimeError):
     """The fit can't go on; the text says why."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Which of the data-parallel processes this is."""
-
-    rank: int
-    world: int
 
 
 class Fitter:
@@ -119,7 +111,7 @@ class Fitter:
             loss = -target_logprobs(self.model, pack(row)).sum() / total
             loss.backward()
             summed += loss.detach()
-        if self.place.world > 1:
+        if not self.place.alone:
             dist.all_reduce(self.flat.gradients)
             dist.all_reduce(summed)
         return float(summed)
@@ -134,7 +126,7 @@ def share(documents: Sequence[Document], place: Place) -> list[Document]:
 
     The longest come first in a row too, so that rows hold documents of similar length.
     """
-    loads = [0] * place.world
+    loads = [0] * place.layout.data
     mine = []
     for document in sorted(documents, key=lambda document: -len(document[0])):
         rank = loads.index(min(loads))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cells.replica.agreement import together
 from cells.replica.anchors import Anchors
 from cells.replica.errors import DamagedError, ReplicaError
 from cells.replica.groups import SampleRequest, document
-from cells.replica.model import target_logprobs_and_entropies
 from cells.replica.objective import Objective, Targets
-from cells.replica.packing import pack
+from cells.replica.optimizer import Optimizer, finish, gradient_norm
+from cells.replica.passes import BackwardError, Share, share_out
 from cells.replica.policy import Policy
 from cells.replica.requests import AnchorRequest
 from cells.transfer.block import Block, Descriptor
@@ -109,43 +110,72 @@ class Gradient:
         if self.frozen is not None:
             raise ReplicaError(f"the gradient of {self.key} is frozen; release it first")
         began = time.monotonic()
-        row = pack([document(sample) for _, sample in samples], share=self.share_prefixes)
-        anchors = self.anchors.logprobs(wanted, row)
-        found, entropies = target_logprobs_and_entropies(self.policy.model, row)
-        logprobs = found.double().split(row.target_counts)
-        still = {
-            name: (found.detach() if other is None else other).double().split(row.target_counts)
-            for name, other in anchors.items()
-        }
+        place = self.policy.place
+        documents = [document(sample) for _, sample in samples]
+        shares = share_out(documents, place, prefixes=self.share_prefixes)
+        rows = [share.row for share in shares]
+        still = self.anchors.logprobs(wanted, rows)
         stats: defaultdict[str, float] = defaultdict(float)
-        total = torch.zeros((), dtype=torch.float64)
-        for number, (request, sample) in enumerate(samples):
-            own, behaviour = logprobs[number], recorded(sample)
-            others = {name: parts[number] for name, parts in still.items()}
-            loss, observed = objective(Targets(own, behaviour, sample.advantage, **others))
-            total = total + request.scale * sample.weight * loss
-            for name, value in observed.items():
-                stats[f"{name}_sum"] += value
-            _observe(stats, own.detach() - behaviour, sample, self.policy.version)
-        stats["loss_sum"] = float(total.detach())
-        stats["entropy_sum"] = float(entropies.double().sum())
-        stats["computed_tokens_sum"] = len(row.ids)
+
+        def loss(number: int, logprobs: Tensor, entropies: Tensor) -> Tensor:
+            others = {
+                name: logprobs.detach() if of is None else of[number] for name, of in still.items()
+            }
+            mine = [samples[index] for index in shares[number].samples]
+            stats["entropy_sum"] += float(entropies.double().sum()) if mine else 0.0
+            return self._loss(shares[number], mine, logprobs, others, objective, stats)
+
         try:
-            total.backward()
-        except Exception as error:  # whatever it was, nothing tells how far it came
-            self.discard()
-            raise ReplicaError(f"backward failed, the gradient was dropped: {error}") from error
+            self.policy.passes.backward(rows, loss)
+        except Exception as error:
+            if not place.alone:
+                raise DamagedError(
+                    f"micro-step {micro_step} failed, other ranks wait: {error}"
+                ) from error
+            if isinstance(error, BackwardError):  # whatever it was, nothing tells how far it came
+                self.discard()
+                raise ReplicaError(f"backward failed, the gradient was dropped: {error}") from error
+            raise
+        own = [share for share in shares if share.samples]
+        stats["computed_tokens_sum"] = sum(len(share.row.ids) for share in own)
         answer: Answer = {
             "micro_step": micro_step,
-            "tokens": len(row.ids),
-            "target_tokens": len(row.labels),
-            "samples": len(samples),
+            "tokens": sum(len(share.row.ids) for share in own),
+            "target_tokens": sum(len(share.row.labels) for share in own),
+            "samples": sum(len(share.samples) for share in own),
             "seconds": time.monotonic() - began,
             "stats": _finite(stats),
         }
         self._take(key)
         self.answers[micro_step] = answer
         return answer
+
+    def _loss(
+        self,
+        share: Share,
+        samples: Sequence[tuple[SampleRequest, Sample]],
+        found: Tensor,
+        still: Mapping[str, Tensor],
+        objective: Objective,
+        stats: defaultdict[str, float],
+    ) -> Tensor:
+        """The sum of a row's losses, and what it tells added to ``stats``."""
+        if not samples:
+            return 0 * found.sum()  # all ranks run as many rows
+        counts = share.row.target_counts
+        logprobs = found.double().split(counts)
+        anchors = {name: other.double().split(counts) for name, other in still.items()}
+        total = torch.zeros((), dtype=torch.float64)
+        for number, (request, sample) in enumerate(samples):
+            own, behaviour = logprobs[number], recorded(sample)
+            others = {name: parts[number] for name, parts in anchors.items()}
+            loss, observed = objective(Targets(own, behaviour, sample.advantage, **others))
+            total = total + request.scale * sample.weight * loss
+            for name, value in observed.items():
+                stats[f"{name}_sum"] += value
+            _observe(stats, own.detach() - behaviour, sample, self.policy.version)
+        stats["loss_sum"] += float(total.detach())
+        return total
 
     def freeze(self, update: int) -> Answer:
         """Keep the gradient as it is and describe it to the core; again gives the same answer."""
@@ -192,7 +222,8 @@ class Gradient:
             raise ReplicaError(
                 f"the gradient has {descriptor.nbytes} bytes, expected {self.block.nbytes}"
             )
-        payload = self.endpoint.read(descriptor, limit_s=limit_s)
+        with together(self.policy.place):
+            payload = self.endpoint.read(descriptor, limit_s=limit_s)
         gradients = self.policy.flat.gradients
         gradients.add_(payload.view(torch.float32).to(gradients.device))
         self._take(key)
@@ -215,7 +246,7 @@ class Gradient:
 
 
 def apply_gradient(
-    policy: Policy, optimizer: torch.optim.Optimizer, *, executions: int, clip_norm: float
+    policy: Policy, optimizer: Optimizer, *, executions: int, rate: float, clip_norm: float
 ) -> float | None:
     """Divide the gradient sums by ``executions``, clip their global norm, and step.
 
@@ -226,14 +257,15 @@ def apply_gradient(
         DamagedError: the optimizer failed.
     """
     gradients = policy.flat.gradients
+    finish(policy.flat, policy.shape, policy.place)
     gradients.div_(executions)
-    norm = float(torch.linalg.vector_norm(gradients, dtype=torch.float64))
+    norm = gradient_norm(policy.flat, policy.shape, policy.place)
     if not math.isfinite(norm):
         return None
     if norm > clip_norm:
         gradients.mul_(clip_norm / norm)
     try:
-        optimizer.step()
+        optimizer.step(rate)
     except RuntimeError as error:
         raise DamagedError(f"the optimizer failed within a step: {error}") from error
     policy.version += 1

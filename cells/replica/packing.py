@@ -10,7 +10,7 @@ documents share them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeVar
 
@@ -127,6 +127,25 @@ def _shared(documents: Sequence[npt.NDArray[np.int32]]) -> tuple[list[Index], Ch
     for place, end in visited:  # whoever comes later reaches further
         ends[place] = end
     return places, Chains(torch.tensor(bounds), tuple(contexts), torch.from_numpy(ends))
+
+
+def padded(row: PackedRow, tokens: int) -> PackedRow:
+    """The row with tokens that nobody attends to and that predict nothing, up to ``tokens``."""
+    before = len(row.ids)
+    more = tokens - before
+    if more <= 0:
+        return row
+    chains = row.chains
+    return replace(
+        row,
+        ids=torch.cat((row.ids, row.ids.new_zeros(more))),
+        positions=torch.cat((row.positions, torch.arange(more))),
+        chains=Chains(
+            torch.cat((chains.bounds, torch.tensor([tokens]))),
+            (*chains.contexts, torch.zeros(0, dtype=torch.long)),
+            torch.cat((chains.ends, torch.full((more,), tokens))),
+        ),
+    )
 
 
 def in_rows(items: Sequence[T], lengths: Sequence[int], most: int) -> list[list[T]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from cells.replica.errors import ReplicaError
 from cells.replica.groups import SampleRequest
+from cells.replica.place import Place
 from cells.transfer.block import Descriptor
 from configs.field import Section
 
@@ -57,11 +59,34 @@ class UpdateRequest(Section):
     update: int = COUNT
 
 
+class RankDescriptors(Section):
+    """Blocks of the ranks of a replica, in order."""
+
+    ranks: tuple[Descriptor, ...] = Field(min_length=1, max_length=65_536)
+    nbytes: int = Field(ge=0)
+    """Of all together."""
+    version: int = COUNT
+
+
+def block_of(descriptor: Descriptor | RankDescriptors, place: Place) -> Descriptor:
+    """The block that a rank reads.
+
+    Raises:
+        ReplicaError: it is of a replica with another number of ranks.
+    """
+    blocks = descriptor.ranks if isinstance(descriptor, RankDescriptors) else (descriptor,)
+    if len(blocks) != place.layout.ranks:
+        raise ReplicaError(
+            f"the block is of a replica of {len(blocks)} ranks, this one has {place.layout.ranks}"
+        )
+    return blocks[place.rank]
+
+
 class ReduceRequest(Section):
     step: int | None = None
     """Of the update; left out, it goes with any."""
     update: int = COUNT
-    descriptor: Descriptor
+    descriptor: Descriptor | RankDescriptors
     micro_steps: tuple[str, ...] = Field(max_length=1 << 20)
 
 
@@ -73,7 +98,7 @@ class StepRequest(Section):
 
 
 class PullRequest(Section):
-    descriptor: Descriptor
+    descriptor: Descriptor | RankDescriptors
 
 
 class LogprobsRequest(Section):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from configs.field import Section, setting
+from configs.layout import LayoutConfig
 from configs.training import ObjectiveConfig
 
 
@@ -10,6 +11,10 @@ class ReplicaSettings(Section):
     """Fixed for the life of the process."""
 
     root: str = setting(..., "Storage root that sample keys are relative to.", min_length=1)
+    layout: LayoutConfig = setting(LayoutConfig(), "The ranks of the replica, one process each.")
+    ranks_limit_s: float = setting(
+        300, "Longest wait of a rank for another one.", unit="seconds", gt=0, le=86_400
+    )
     core: bool = setting(..., "Holds the optimizer: reduces, steps and publishes.")
     objective: str = setting(..., "Import path module:Class.", pattern=r"^[\w.]+:\w+$")
     objective_config: ObjectiveConfig = setting(ObjectiveConfig(), "What the class is made from.")

@@ -24,7 +24,7 @@ class Publication:
         self.current: Descriptor | None = None
 
     def publish(self, weights: Tensor, version: int) -> Descriptor:
-        """Copy ``weights`` (float32, the size of a half) and describe the copy.
+        """Copy ``weights`` (of the size of a half) and describe the copy.
 
         The version that is published already is described again, not copied again.
         """
@@ -32,7 +32,7 @@ class Publication:
             return self.current
         half = self._halves[self._next]
         half.open()
-        half.floats().copy_(weights.detach())
+        half.payload.view(weights.dtype).copy_(weights.detach())
         self.current = self._endpoint.publish(half, version)
         self._next = 1 - self._next
         return self.current

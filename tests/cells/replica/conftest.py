@@ -26,41 +26,67 @@ def megatron() -> None:
         start_megatron()
 
 
+MakeFolder = Callable[..., Path]
+
+_SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.15,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 50_000.0},
+    "dtype": "float32",
+}
+
+
 @pytest.fixture(scope="session")
-def hf_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Makes HF directories of small random Qwen3 models, with norms that are not one."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> MakeFolder:
+    """Makes HF directories of small random models, with norms that are not one: qwen3, untied,
+    llama, and moe. Read only."""
+    made: dict[str, Path] = {}
 
-    made: dict[bool, Path] = {}
-
-    def make(*, tied: bool) -> Path:
-        if tied not in made:
-            torch.manual_seed(7)
-            config = Qwen3Config(
-                vocab_size=VOCABULARY,
-                hidden_size=48,
-                intermediate_size=80,
-                num_hidden_layers=2,
-                num_attention_heads=6,
-                num_key_value_heads=2,
-                head_dim=16,
-                max_position_embeddings=256,
-                tie_word_embeddings=tied,
-                initializer_range=0.15,
-                rope_parameters={"rope_type": "default", "rope_theta": 50_000.0},
-                dtype="float32",
-            )
-            model = Qwen3ForCausalLM(config).float()
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    if parameter.dim() == 1:
-                        parameter.add_(0.2 * torch.randn_like(parameter))
-            made[tied] = tmp_path_factory.mktemp("hf") / f"tied-{tied}"
-            model.save_pretrained(made[tied])
-            (made[tied] / "tokenizer.json").write_text("{}")
-        return made[tied]
+    def make(kind: str) -> Path:
+        if kind not in made:
+            made[kind] = save_model(tmp_path_factory.mktemp("hf") / kind, kind)
+        return made[kind]
 
     return make
+
+
+def save_model(folder: Path, kind: str) -> Path:
+    """Write the HF directory of a model of that kind."""
+    import transformers
+
+    names = {"llama": "Llama", "moe": "Qwen3Moe"}
+    family = names.get(kind, "Qwen3")
+    more: dict[str, object] = {"tie_word_embeddings": kind in ("qwen3", "llama")}
+    if kind == "moe":
+        more |= {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "norm_topk_prob": True,
+        }
+    torch.manual_seed(7)
+    config = getattr(transformers, f"{family}Config")(**_SIZES, **more)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def hf_folder(model_folder: MakeFolder) -> MakeFolder:
+    """The Qwen3 of ``model_folder``, with or without an output layer of its own."""
+    return lambda *, tied: model_folder("qwen3" if tied else "untied")
 
 
 def random_documents(seed: int, lengths: tuple[int, ...]) -> list[tuple[np.ndarray, np.ndarray]]:

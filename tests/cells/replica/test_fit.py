@@ -18,6 +18,8 @@ from safetensors.torch import load_file
 
 from cells.replica.corpus import write_corpus
 from cells.replica.fit_plan import FitPlan, Phase
+from cells.replica.place import Place
+from configs.layout import LayoutConfig
 
 REPOSITORY = Path(__file__).parents[3]
 STEPS = 20
@@ -99,13 +101,13 @@ def test_a_failed_fit_says_why_and_writes_nothing(copy_task: Path) -> None:
 
 @given(st.lists(st.integers(1, 60), max_size=30), st.integers(1, 4))
 def test_every_document_has_one_process(lengths: list[int], world: int) -> None:
-    from cells.replica.fitter import Place, share
+    from cells.replica.fitter import share
 
     documents = [
         (np.full(length, index, np.int32), np.zeros(length, np.bool_))
         for index, length in enumerate(lengths)
     ]
-    shares = [share(documents, Place(rank, world)) for rank in range(world)]
+    shares = [share(documents, Place(LayoutConfig(data=world), rank)) for rank in range(world)]
     found = sorted(int(ids[0]) for mine in shares for ids, _ in mine)
     assert found == list(range(len(lengths)))
     loads = [sum(len(ids) for ids, _ in mine) for mine in shares]

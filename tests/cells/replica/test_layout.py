@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from cells.replica.links import links
-from cells.replica.shape import PolicyShape, ShapeError, read_shape
+from cells.replica.links import hf_shapes, links
+from cells.replica.place import Place
+from cells.replica.shape import Experts, PolicyShape, ShapeError, read_shape
 from cells.replica.weights import (
     WeightsError,
     files_beside,
@@ -21,9 +23,10 @@ from cells.replica.weights import (
     to_hf,
     to_megatron,
     write_policy,
+    writes,
 )
-
-MakeFolder = Callable[..., Path]
+from configs.layout import LayoutConfig
+from tests.cells.replica.conftest import MakeFolder
 
 
 @st.composite
@@ -42,6 +45,8 @@ def shapes(draw: st.DrawFn) -> PolicyShape:
         rope_theta=1e4,
         tied=draw(st.booleans()),
         initial_std=0.02,
+        qk_norm=draw(st.booleans()),
+        experts=draw(st.none() | st.builds(Experts, *(st.integers(1, 3),) * 3, st.booleans())),
     )
 
 
@@ -85,6 +90,63 @@ def test_writing_again_replaces_the_directory(hf_folder: MakeFolder, tmp_path: P
     found = load_file(tmp_path / "out" / "model.safetensors")["model.norm.weight"]
     assert torch.equal(found, weights["decoder.final_layernorm.weight"] * 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+def test_a_large_model_is_written_in_several_files(
+    model_folder: MakeFolder, tmp_path: Path
+) -> None:
+    source = model_folder("moe")
+    shape = read_shape(source / "config.json")
+    weights = read_weights(source, shape)
+    write_policy(tmp_path / "out", weights, shape, {}, shard_bytes=20_000)
+    files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
+    assert len(files) > 3 and files[0].endswith(f"-of-{len(files):05}.safetensors")
+    whole = load_file(source / "model.safetensors")
+    found = {k: v for name in files for k, v in load_file(tmp_path / "out" / name).items()}
+    assert found.keys() == whole.keys()
+    assert all(torch.equal(found[name], whole[name]) for name in whole)
+    again = read_weights(tmp_path / "out", shape)
+    assert all(torch.equal(again[name], weights[name]) for name in weights)
+
+
+LAYOUTS = [
+    LayoutConfig(tensor=tensor, pipeline=pipeline, data=data, context=context, expert=expert)
+    for tensor, pipeline, data, context, expert in product(
+        (1, 2), (1, 2), (1, 2, 3), (1, 2), (1, 2)
+    )
+    if tensor * data * context % expert == 0
+]
+
+
+@given(st.sampled_from(LAYOUTS), st.booleans(), st.booleans())
+@settings(deadline=None)
+def test_ranks_that_write_cover_every_value_once(
+    layout: LayoutConfig, tied: bool, experts: bool
+) -> None:
+    """And what all ranks hold covers it as well; a vocabulary need not be a multiple of them."""
+    shape = PolicyShape(
+        layers=2,
+        hidden=4,
+        heads=4,
+        kv_heads=2,
+        head_dim=2,
+        ffn=6,
+        vocabulary=7,
+        context=8,
+        norm_epsilon=1e-6,
+        rope_theta=1e4,
+        tied=tied,
+        initial_std=0.02,
+        experts=Experts(4, 2, 6, True) if experts else None,
+    )
+    times = {name: torch.zeros(size) for name, size in hf_shapes(shape).items()}
+    for rank in range(layout.ranks):
+        place = Place(layout, rank)
+        for link in links(shape, place):
+            for piece in link.pieces(shape, place):
+                part = times[piece.name].narrow(piece.dim, piece.start, piece.stop - piece.start)
+                part += writes(link, place)
+    assert all((count == 1).all() for count in times.values())
 
 
 def test_sharded_weights_are_read(hf_folder: MakeFolder, tmp_path: Path) -> None:
@@ -140,7 +202,9 @@ def test_missing_and_damaged_files_are_named(hf_folder: MakeFolder, tmp_path: Pa
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("model_type", "llama", "only Qwen3ForCausalLM"),
+        ("model_type", "llama", "only qwen3|only Qwen3ForCausalLM"),
+        ("model_type", "gemma3", "LlamaForCausalLM .model_type llama. can be trained"),
+        ("mlp_only_layers", [0], r"mlp_only_layers is \[0\]"),
         ("architectures", ["Qwen3MoeForCausalLM"], "only Qwen3ForCausalLM"),
         ("attention_bias", True, "attention_bias is True"),
         ("use_sliding_window", True, "use_sliding_window is True"),
