@@ -1,4 +1,5 @@
-"""What is told of a step and of an evaluation when it is over: events, and a page in the UI."""
+"""What is told of a step and of an evaluation when it is over: events, a page in the UI, and
+figures for trackers."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from flows import events
 from flows.estimates import paired_gain
 from flows.history import evaluations_of, updates_of
 from flows.step_page import show_step
+from flows.tracking.track import track
 from storage.journal import read_journal
 from storage.objects import MissingObjectError
 from storage.records import Evaluation, GroupHeader, StepDone, StepPlan, decode
@@ -26,6 +28,7 @@ def after_step(run: Run, step: int) -> None:
         _after_step(run, step)
     except Exception as error:  # noqa: BLE001
         get_run_logger().warning("step %d: not all of it was told: %s", step, error)
+    track(run, get_run_logger().warning)
 
 
 def after_evaluation(run: Run, version: int) -> None:
@@ -38,6 +41,7 @@ def after_evaluation(run: Run, version: int) -> None:
             events.pass_rate_fell(run, best, found[version], interval)
     except Exception as error:  # noqa: BLE001
         get_run_logger().warning("the evaluation was not told: %s", error)
+    track(run, get_run_logger().warning)
 
 
 def fallen(

@@ -30,10 +30,11 @@ missing_packages() {
     has_library libibverbs.so.1 || echo libibverbs1    # these three are linked by Mooncake
     has_library libnuma.so.1 || echo libnuma1
     has_library libcurl.so.4 || echo libcurl4
-    # Tests run clients that come from npm.
-    [[ $FOR != --tests ]] || command -v npm >/dev/null || echo npm
-    # A test presses buttons in Prefect's pages.
-    [[ $FOR != --tests ]] || command -v chromium >/dev/null || echo chromium
+    [[ $FOR == --tests ]] || return 0
+    command -v npm >/dev/null || echo npm              # the clients that tests run come from there
+    command -v chromium >/dev/null || echo chromium    # tests press buttons in Prefect's pages
+    command -v redis-server >/dev/null || echo redis-server    # its server is run on these two
+    compgen -G "/usr/lib/postgresql/*/bin/postgres" >/dev/null || echo postgresql
 }
 system_ready() { [[ -z $(missing_packages) ]]; }
 

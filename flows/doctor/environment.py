@@ -19,6 +19,7 @@ from configs.cells import Device
 from configs.problems import SandboxKind
 from configs.run import RunConfig
 from flows.doctor.finding import Finding, fail, ok, warn
+from flows.tracking.remote import missing
 from tasks.rollout.harnesses.command import HarnessError
 from tasks.rollout.harnesses.launch import BUILT_IN, cache_of, find_client
 from tasks.rollout.sandboxes.choose import make_sandbox
@@ -207,3 +208,15 @@ def _bubblewrap(kind: SandboxKind) -> str:
         check=False,
     )
     return f": {done.stdout.strip()}, with namespaces of its own"
+
+
+def trackers(config: RunConfig) -> Finding:
+    """Whether the packages of the trackers that the settings name are installed."""
+    if lacking := missing(config.tracking):
+        extras = ",".join(lacking)
+        return fail(
+            "trackers",
+            f"{' and '.join(f'tracking.{name}' for name in lacking)} set, and not installed",
+            f"pip install 'gyre-rl[{extras}]', or leave the setting empty",
+        )
+    return ok("trackers", "all that the settings name are there")

@@ -53,6 +53,7 @@ def findings(
     yield environment.engine_fits(config)
     yield environment.libraries()
     yield from environment.programs(config)
+    yield environment.trackers(config)
     storage = list(places.storage(root))
     yield from storage
     if all(finding.status is not Status.FAIL for finding in storage):
