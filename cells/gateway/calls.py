@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cells.gateway.codec import Codec
-from cells.gateway.engine import End, Engine, EngineRefusedError, Flight, Piece
+from cells.gateway.engine import End, EngineRefusedError, Flight, Piece
 from cells.gateway.forms import (
     ChatRequest,
     Finish,
@@ -29,6 +29,7 @@ from cells.gateway.recording import Recorder, Turn, make_node
 from cells.gateway.routing import Cell, CellState, Places
 from cells.gateway.sessions import Session
 from cells.gateway.streaming import TextStream, cut_at_stop
+from cells.gateway.wire import Wire
 from storage.objects import StorageError
 from storage.records import Call, CallStatus, VersionSpan
 
@@ -44,7 +45,7 @@ class Services:
     """What calls share. ``context`` is in tokens, ``call_limit_s`` counts waiting too."""
 
     codec: Codec
-    engine: Engine
+    wire: Wire
     recorder: Recorder
     places: Places
     metrics: Metrics
@@ -139,7 +140,7 @@ class LiveCall:
             if cell is None:
                 break
             self._flight = flight = Flight(
-                self._services.engine,
+                self._services.wire,
                 cell,
                 [*prompt, encode_ids(self._ids)] if self._ids else prompt,
                 self._sampling(),

@@ -14,17 +14,17 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-import aiohttp
 import orjson
 
 from cells.gateway.routing import Cell
+from cells.gateway.wire import Wire
 
-CONNECT_LIMIT_S = 5.0
 ABORT_EVERY_S = 0.25
 ABORT_LIMIT_S = 5.0
 ABORT_ANSWER_S = 1.0
@@ -59,48 +59,27 @@ class Piece:
     detail: str = ""
 
 
-class Engine:
-    """One HTTP client for all cells."""
-
-    def __init__(self) -> None:
-        self._http: aiohttp.ClientSession | None = None
-
-    @property
-    def http(self) -> aiohttp.ClientSession:
-        if self._http is None:
-            # SGLang's server drops a connection that was idle for 5 s; drop it first.
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4)
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_LIMIT_S)
-            self._http = aiohttp.ClientSession(
-                connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()
-            )
-        return self._http
-
-    async def close(self) -> None:
-        if self._http is not None:
-            await self._http.close()
-
-
 class Flight:
     """One generation on one cell.
 
     Args:
+        wire: connections to engines.
         prompt: its ids as JSON, numbers with commas between, in parts.
-        progress: called with the ids of every chunk; None does not stream, which costs the server
+        progress: called with new ids as they come; None does not stream, which costs the server
             and this process far less.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        wire: Wire,
         cell: Cell,
         prompt: list[bytes],
         sampling: dict[str, Any],
         progress: Callable[[list[int]], None] | None,
     ) -> None:
-        self._engine = engine
+        self._wire = wire
         self._cell = cell
-        self._url = cell.url
+        self._url, self._token = cell.url, cell.token
         self._version = cell.version
         self._progress = progress
         self._rid = secrets.token_hex(16)
@@ -121,13 +100,12 @@ class Flight:
                 "extra_key": str(cell.version),
             }
         )
-        # One copy of a prompt that may be a megabyte.
-        first, *rest = prompt
-        first = head[:-1] + b',"input_ids":[' + first
-        self._body = b",".join([first, *rest[:-1], rest[-1] + b"]}"] if rest else [first + b"]}"])
-        self._headers = {"content-type": "application/json"}
-        if cell.token:
-            self._headers["authorization"] = f"Bearer {cell.token}"
+        self._body = [head[:-1] + b',"input_ids":[']
+        for part in prompt:
+            self._body += (part, b",")
+        self._body[-1] = b"]}"
+        self._rest = b""
+        """What has come and not been read: the beginning of an event, or of the answer."""
 
     def abort(self) -> None:
         """Ask for an early end; ``run`` returns what was sampled."""
@@ -160,39 +138,46 @@ class Flight:
     async def _abort(self) -> None:
         # The request may not have reached the scheduler yet, where an abort of it finds nothing:
         # so ask again until it ends, which ends this.
-        body = orjson.dumps({"rid": self._rid})
+        body = [orjson.dumps({"rid": self._rid})]
         while True:
-            try:
-                async with self._engine.http.post(
-                    f"{self._url}/abort_request",
-                    data=body,
-                    headers=self._headers,
-                    timeout=aiohttp.ClientTimeout(total=ABORT_ANSWER_S),
-                ) as answer:
-                    await answer.read()
-            except (aiohttp.ClientError, TimeoutError, OSError):
-                pass  # the server is going: reading ends by itself, or at the deadline
+            with suppress(TimeoutError, OSError, ValueError):
+                # A server that is going: reading ends by itself, or at the deadline.
+                async with asyncio.timeout(ABORT_ANSWER_S):
+                    await self._wire.post(self._url, "/abort_request", self._token, body, _ignore)
             await asyncio.sleep(ABORT_EVERY_S)
 
     async def _read(self) -> None:
+        take = self._take_whole if self._progress is None else self._take_events
         try:
-            async with self._engine.http.post(
-                f"{self._url}/generate", data=self._body, headers=self._headers
-            ) as answer:
-                if answer.status != 200:
-                    text = (await answer.text())[:500]
-                    if answer.status in REFUSALS:
-                        raise EngineRefusedError(f"{self._cell.name}: {answer.status} {text}")
-                    self._lost(f"{answer.status} {text}")
-                elif self._progress is None:
-                    self._take(orjson.loads(await answer.read()))
-                else:
-                    async for data in _events(answer):
-                        self._progress(self._take(data))
-        except (aiohttp.ClientError, OSError, orjson.JSONDecodeError) as error:
+            status, text = await self._wire.post(
+                self._url, "/generate", self._token, self._body, take
+            )
+            if status == 200:
+                if self._progress is None:
+                    self._take(orjson.loads(self._rest))
+                return
+            said = f"{status} {text.decode(errors='replace')}"
+            if status in REFUSALS:
+                raise EngineRefusedError(f"{self._cell.name}: {said}")
+            self._lost(said)
+        except (OSError, orjson.JSONDecodeError) as error:
             self._lost(repr(error))
         except (KeyError, TypeError, ValueError) as error:
             self._lost(f"answer is not of the expected form: {error!r}")
+
+    def _take_whole(self, data: bytes) -> None:
+        self._rest += data
+
+    def _take_events(self, data: bytes) -> None:
+        """Take the events that are whole by now; ``progress`` hears of them together."""
+        *events, self._rest = (self._rest + data).split(b"\n\n")
+        ids: list[int] = []
+        for event in events:
+            text = event.removeprefix(b"data: ").strip()
+            if text and text != b"[DONE]":
+                ids += self._take(orjson.loads(text))
+        assert self._progress is not None
+        self._progress(ids)
 
     def _lost(self, detail: str) -> None:
         self._piece.end, self._piece.detail = End.LOST, f"{self._cell.name}: {detail}"
@@ -245,12 +230,5 @@ def _version(text: object, declared: int) -> int:
     return int(text) if isinstance(text, str | int) and str(text).isdigit() else declared
 
 
-async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
-    """The objects of an event stream, whatever their size."""
-    rest = b""
-    async for data in answer.content.iter_any():
-        *events, rest = (rest + data).split(b"\n\n")
-        for event in events:
-            text = event.removeprefix(b"data: ").strip()
-            if text and text != b"[DONE]":
-                yield orjson.loads(text)
+def _ignore(data: bytes) -> None:
+    """An answer that says nothing."""

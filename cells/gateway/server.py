@@ -21,7 +21,6 @@ from cells.gateway import openapi
 from cells.gateway.admin import AdminRoutes
 from cells.gateway.calls import Services
 from cells.gateway.codec import Codec, load_codec
-from cells.gateway.engine import Engine
 from cells.gateway.intake import Intake
 from cells.gateway.metrics import Metrics
 from cells.gateway.public import PublicApp
@@ -30,6 +29,7 @@ from cells.gateway.rest import rest_idle
 from cells.gateway.routing import Places
 from cells.gateway.sessions import Sessions
 from cells.gateway.shards import Shards, gather_metrics, process_names
+from cells.gateway.wire import Wire
 from configs.run import RunConfig
 from storage.layout import RunLayout
 from storage.objects import MissingObjectError, Store
@@ -67,12 +67,12 @@ class Gateway:
         self._key = layout.host(name)
         places = Places()
         self._metrics = Metrics(places)
-        self._engine = Engine()
+        self._wire = Wire()
         self._recorder = Recorder()
         self._sessions = Sessions(store, layout, places)
         services = Services(
             codec=codec,
-            engine=self._engine,
+            wire=self._wire,
             recorder=self._recorder,
             places=places,
             metrics=self._metrics,
@@ -131,7 +131,7 @@ class Gateway:
             task.cancel()
         await self._sessions.close()
         await self._recorder.close()
-        await self._engine.close()
+        self._wire.close()
 
 
 def read_config(store: Store, layout: RunLayout) -> RunConfig:

@@ -56,6 +56,7 @@ async def test_official_client_whole(bench, engine, script, say) -> None:
 
 @pytest.mark.parametrize("usage", [False, True])
 async def test_official_client_streamed(bench, engine, script, say, usage) -> None:
+    engine.delay_s = (0.0, 0.005)  # what comes at once is sent at once
     await bench.cell("a", engine)
     execution = await bench.open()
     text = "héllo wörld, a somewhat longer text 🎈 with an end"
