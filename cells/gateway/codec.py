@@ -62,14 +62,15 @@ class Codec:
             ValueError: the renderer can't express the history.
         """
         try:
-            ids = self._renderer.render_ids(
-                _with_values(name_results(messages)),
-                tools=tools or None,
-                add_generation_prompt=True,
-            )
+            with self._standing_in() as expand:
+                ids = self._renderer.render_ids(
+                    _with_values(name_results(messages)),
+                    tools=tools or None,
+                    add_generation_prompt=True,
+                )
+                return expand(ids)
         except Exception as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
-        return list(ids)
 
     def bridge(
         self, prompt: list[int], output: list[int], new: list[Message], tools: list[Tool]
