@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -44,6 +45,7 @@ def first_difference(one: Sequence[Message], other: Sequence[Message]) -> int:
     return min(len(one), len(other))
 
 
+@lru_cache(maxsize=256)  # each reply is looked at three times: as sampled, as matched, as echoed
 def arguments_key(text: str) -> str:
     """Tool arguments compared as JSON values; a text that is no JSON compares as it is."""
     try:

@@ -75,7 +75,7 @@ async def rest_idle(sessions: Mapping[str, Restful]) -> None:
     while True:
         await asyncio.sleep(min(LOOK_EVERY_S, REST_AFTER_S))
         if await _rest(tuple(sessions.values())):
-            await asyncio.to_thread(_give_back_memory)
+            await asyncio.to_thread(give_back_memory)
 
 
 async def _rest(sessions: Iterable[Restful]) -> bool:
@@ -83,7 +83,7 @@ async def _rest(sessions: Iterable[Restful]) -> bool:
     return any(rested)
 
 
-def _give_back_memory() -> None:
+def give_back_memory() -> None:
     """glibc keeps what was freed, and after long histories that is far more than what is used."""
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import random
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from array import array
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -33,10 +35,12 @@ from transformers import PreTrainedTokenizerFast
 from cells.daemon import Registration
 from cells.gateway.canonical import tools_key
 from cells.gateway.codec import Codec
-from cells.gateway.forms import ChatRequest, Sampling
+from cells.gateway.dialects.chat import ChatDialect
 from cells.gateway.matching import Branches, Node, encode_ids, plan_call
-from cells.gateway.rest import LOOK_EVERY_S, REST_AFTER_S
+from cells.gateway.recording import ExecutionLog
+from cells.gateway.rest import give_back_memory
 from cells.gateway.seen import Seen
+from cells.gateway.sessions import Session
 from configs.load import dump_config
 from configs.run import RunConfig
 from storage.layout import RunLayout
@@ -202,6 +206,7 @@ async def measure(target: Target, sessions: int, seconds: float) -> dict[str, fl
     times = sorted(await open_loop(turns, calls / took / 2, seconds))
     return {
         "calls_per_s": calls / took,
+        "open_calls_per_s": calls / took / 2,
         "cpu_ms": cpu_ms,
         "calls_per_cpu_s": 1e3 / cpu_ms if cpu_ms else 0.0,
         "p50_ms": statistics.median(times) * 1e3,
@@ -209,41 +214,49 @@ async def measure(target: Target, sessions: int, seconds: float) -> dict[str, fl
     }
 
 
-def render_times(codec: Codec, texts: Texts, turns: int) -> tuple[float, float]:
-    """Processor seconds of match, splice and render alone, around turn 10 and the last."""
-    branches, seen, took = Branches(), Seen(), []
+def render_times(codec: Codec, texts: Texts, turns: int) -> dict[str, float]:
+    """Processor milliseconds around turn 10 and the last, of reading a body, and of match, splice
+    and render alone."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)  # as the gateway does
+    branches, seen, dialect = Branches(), Seen(), ChatDialect()
+    read, rendered = [], []
     messages: list[dict[str, Any]] = [{"role": "system", "content": texts.result()}]
     messages.append({"role": "user", "content": "Make it work."})
     for number in range(turns):
-        # What a dialect gives: other objects each time, and texts that were not compared before.
-        sent = orjson.loads(orjson.dumps(messages))
+        body = orjson.dumps({"messages": messages, "tools": [TOOL]})
         start = time.thread_time()
-        said = seen.read(sent, lambda item, _: [item])
-        request = ChatRequest("m", said, [TOOL], Sampling(), False, False)
-        node = branches.match(said, "main")
-        plan = plan_call(branches, node, request, "main", tools_key([TOOL]), codec)
-        b",".join(plan.parts())
-        took.append(time.thread_time() - start)
+        request = dialect.read(body, seen)
+        read.append(time.thread_time() - start)
+        start = time.thread_time()
+        node = branches.match(request.messages, "main")
+        plan = plan_call(branches, node, request, "main", tools_key(request.tools), codec)
+        plan.parts()
+        rendered.append(time.thread_time() - start)
         assert plan.fork is None
         function = {"name": "run", "arguments": '{"path": "a.py"}'}
         call = {"id": f"c{number}", "type": "function", "function": function}
         reply = {"role": "assistant", "content": "so", "tool_calls": [call]}
         node = Node(
-            *(f"n{number}", "main", plan.parent, plan.kept, _array(plan.new_ids)),
-            *(_array(texts.reply), plan.messages, reply, plan.tools, plan.depth),
+            *(f"n{number}", "main", plan.parent, plan.kept, array("i", plan.new_ids)),
+            *(array("i", texts.reply), plan.messages, reply, plan.tools, plan.depth),
             length=plan.tokens + len(texts.reply),
         )
-        node.remember([*said, reply])
+        node.remember([*request.messages, reply])
         branches.add(node)
         messages += [reply, {"role": "tool", "tool_call_id": f"c{number}", "content": ""}]
         messages[-1]["content"] = texts.result()
-    return statistics.median(took[5:15]), statistics.median(took[-10:])
-
-
-def _array(ids: list[int]) -> Any:
-    from array import array
-
-    return array("i", ids)
+    early, late = statistics.median(rendered[5:15]), statistics.median(rendered[-10:])
+    return {
+        "turns": turns,
+        "tokens_last_turn": plan.tokens,
+        "read_ms_turn_10": statistics.median(read[5:15]) * 1e3,
+        "read_ms_last_turn": statistics.median(read[-10:]) * 1e3,
+        "render_ms_turn_10": early * 1e3,
+        "render_ms_last_turn": late * 1e3,
+        "render_turn_300_over_10": late / early,
+    }
 
 
 async def passthrough(engine: str) -> None:
@@ -367,7 +380,7 @@ async def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     policy = folder / "policy"
     tokenizer.save_pretrained(policy)
     texts = Texts(tokenizer, text)
-    early, late = render_times(Codec(tokenizer, "qwen3"), texts, arguments.turns)
+    rendered = render_times(Codec(tokenizer, "qwen3"), texts, arguments.turns)
     parts = Parts(folder, texts, policy)
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=600)
@@ -381,8 +394,7 @@ async def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
             alive.cancel()
     finally:
         parts.close()
-    result |= {"render_ms_turn_10": early * 1e3, "render_ms_last_turn": late * 1e3}
-    return result | {"render_turn_300_over_10": late / early, "turns": arguments.turns}
+    return result | rendered
 
 
 async def figures(arguments: argparse.Namespace, client: Client, parts: Parts) -> dict[str, Any]:
@@ -393,6 +405,7 @@ async def figures(arguments: argparse.Namespace, client: Client, parts: Parts) -
     theirs: dict[str, dict[str, float]] = {}
     added50, added99 = {}, {}
     grown = await long_sessions(client, gateway, arguments)
+    grown |= await idle_sessions(parts, arguments.idle)
     for sessions in arguments.sessions:
         name = str(sessions)
         theirs[name] = await measure(proxy, sessions, seconds)
@@ -435,16 +448,11 @@ async def long_sessions(
             cpu.append(gateway.cpu() - start)
         return took, cpu
 
-    async def rested() -> int:
-        await asyncio.sleep(REST_AFTER_S + 3 * LOOK_EVERY_S)
-        return gateway.process.memory_info().rss
-
     took, cpu = await grow()
-    before = await rested()
+    before = gateway.process.memory_info().rss
     for _ in range(arguments.long):
         await grow()
     warm = gateway.process.memory_info().rss
-    idle = await rested()
     early, late = statistics.median(took[5:15]), statistics.median(took[-10:])
     return {
         "call_ms_turn_10": early * 1e3,
@@ -453,17 +461,41 @@ async def long_sessions(
         "cpu_ms_turns_5_to_25": sum(cpu[5:25]) / 20 * 1e3,
         "cpu_ms_last_turns": sum(cpu[-20:]) / 20 * 1e3,
         "kib_per_warm_session": (warm - before) / arguments.long / 1024,
-        "kib_per_idle_session": (idle - before) / arguments.long / 1024,
     }
+
+
+async def idle_sessions(parts: Parts, count: int) -> dict[str, float]:
+    """What so many equal sessions hold while they rest, by the memory of this process: each is
+    read from the journal of the first long session, as a gateway that starts again reads it, and
+    put to rest as the gateway does."""
+
+    async def rested() -> Session:
+        log = ExecutionLog(parts.store, parts.layout, "e1")
+        record = log.session()
+        assert record is not None
+        session = Session(record, log, log.read())
+        await session.rest(0.0)
+        return session
+
+    def held() -> int:
+        gc.collect()
+        give_back_memory()
+        return psutil.Process().memory_info().rss
+
+    kept = [await rested() for _ in range(8)]
+    before = held()
+    kept += [await rested() for _ in range(count)]
+    return {"kib_per_idle_session": (held() - before) / count / 1024, "idle_sessions": count}
 
 
 def main() -> None:
     """Measure, or be the pass-through that is measured."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sessions", type=int, nargs="+", default=[1, 64, 512, 2000])
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each load")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each load")
     parser.add_argument("--turns", type=int, default=300)
-    parser.add_argument("--long", type=int, default=3, help="sessions of so many turns")
+    parser.add_argument("--long", type=int, default=2, help="more sessions of so many turns")
+    parser.add_argument("--idle", type=int, default=200, help="sessions that rest")
     parser.add_argument("--passthrough", help="address of an engine")
     arguments = parser.parse_args()
     if arguments.passthrough:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cells.gateway import forks
 from cells.gateway.forks import read_executions, report_forks
 from tests.cells.gateway.conftest import prompts
 
@@ -115,7 +116,9 @@ async def test_a_known_edit_splices(bench, engine, script, say, edit) -> None:
 
 
 @pytest.mark.parametrize("edit", FORKED)
-async def test_another_history_forks_with_its_reason(bench, engine, script, say, edit) -> None:
+async def test_another_history_forks_with_its_reason(
+    bench, engine, script, say, edit, monkeypatch, capsys
+) -> None:
     await bench.cell("a", engine)
     execution = await bench.open()
     change, reason = FORKED[edit]
@@ -123,8 +126,11 @@ async def test_another_history_forks_with_its_reason(bench, engine, script, say,
     calls = bench.calls()
     assert calls[2].fork_reason is not None and calls[2].fork_reason.startswith(reason)
     assert_prefix(calls)
-    report = report_forks(read_executions(bench.store, bench.layout))
-    assert report.forks == {reason: 1} and report.unexplained == ()
+    monkeypatch.setattr("sys.argv", ["forks", "--root", bench.store.url, "--run", "r1"])
+    forks.main()
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["forks"] == {reason: 1} and printed["unexplained"] == []
+    assert (printed["calls"], printed["first"], printed["continued"]) == (3, 1, 1)
 
 
 @pytest.mark.parametrize("restart", [False, True])
