@@ -9,6 +9,7 @@ import pytest
 
 from storage.records import CallStatus, ExecutionOutcome
 from tasks.rollout.execution import carry_out
+from tasks.rollout.harnesses.claude_code import ClaudeCode
 from tests.harnesses.conftest import MakeStage
 from tests.harnesses.faults import Fault, Network
 from tests.harnesses.stage import ENDLESS, Part, Play, asked, call, has, malformed
@@ -20,6 +21,8 @@ SUMMARISES = asked(r"text only|not call any tools")
 WRITE = call("Write", file_path="/workspace/a.py", content="print(6 * 7)\n")
 RUN = call("Bash", command="python3 a.py | tee out.txt", description="Run it")
 LONG = call("Bash", command="seq 1 4000", description="Count")
+BUDGETS = {"2.1.220": 45_000, "2.1.332": 35_000}
+"""More than what it starts with and one long output, less than with two."""
 BACKGROUND = Part(lambda prompt: True, ["A title"])
 """Whatever else it asks is background."""
 
@@ -34,7 +37,8 @@ def agent(task: str) -> str:
     )
 
 
-async def test_works_in_spite_of_bad_replies(make_stage: MakeStage) -> None:
+@pytest.mark.parametrize("version", ClaudeCode.versions)
+async def test_works_in_spite_of_bad_replies(make_stage: MakeStage, version: str) -> None:
     """A small policy's mistakes, then the work. It asks to go on after a text that was cut off and
     after an empty answer."""
     lines = [
@@ -48,7 +52,8 @@ async def test_works_in_spite_of_bad_replies(make_stage: MakeStage) -> None:
         "All done.",
     ]
     play = Play(Part(has("SCENE-MAIN"), lines, counted=True), BACKGROUND)
-    async with make_stage(play, harness={"name": NAME, "max_tokens": 300}) as stage:
+    harness = {"name": NAME, "version": version, "max_tokens": 300}
+    async with make_stage(play, harness=harness) as stage:
         stage.tasks.instructions["p"] = "SCENE-MAIN: write a.py and run it."
         done = stage.performed(await carry_out(stage.spec(0, "p"), stage.around))
         stage.check(done)
@@ -60,16 +65,19 @@ async def test_works_in_spite_of_bad_replies(make_stage: MakeStage) -> None:
     assert {one.fork_reason for one in done.of("main")} == {None}
 
 
-async def test_agents_and_a_compaction(make_stage: MakeStage) -> None:
+@pytest.mark.parametrize("version", ClaudeCode.versions)
+async def test_agents_and_a_compaction(make_stage: MakeStage, version: str) -> None:
+    summary = "<analysis>All is well.</analysis>\n<summary>\nSCENE-AFTER: run it.\n</summary>"
     play = Play(
-        Part(lambda prompt: SUMMARISES(prompt) and has("SCENE-MAIN")(prompt), ["SCENE-AFTER: on"]),
+        Part(SUMMARISES, [summary]),
         Part(has("SCENE-AFTER"), [RUN, "All done."], counted=True),
         Part(has("SCENE-MAIN"), [WRITE, agent("SCENE-SUB: look around."), LONG, LONG]),
         Part(has("SCENE-SUB"), [agent("SCENE-NESTED: say hello."), "The sub-agent is done."]),
         Part(has("SCENE-NESTED"), [call("Bash", command="echo hello"), "The nested one is done."]),
         BACKGROUND,
     )
-    async with make_stage(play, harness={"name": NAME, "context_budget": 45_000}) as stage:
+    harness = {"name": NAME, "version": version, "context_budget": BUDGETS[version]}
+    async with make_stage(play, harness=harness) as stage:
         stage.tasks.instructions["p"] = "SCENE-MAIN: write a.py, have it looked at, run it."
         done = stage.performed(await carry_out(stage.spec(0, "p"), stage.around))
         stage.check(done)

@@ -23,7 +23,7 @@ class ClaudeCode(Client):
     """Speaks Anthropic's messages. Its turns are counted for the main agent only."""
 
     name: ClassVar[str] = "claude-code"
-    versions: ClassVar[tuple[str, ...]] = ("2.1.220",)
+    versions: ClassVar[tuple[str, ...]] = ("2.1.220", "2.1.332")
 
     @classmethod
     def package(cls, version: str) -> NpmPackage:
