@@ -23,8 +23,10 @@ class DiskFullError(StorageError):
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def refused(path: str | Path, error: OSError, what: str = "can't be written") -> StorageError:
-    """The error to raise for what the system said about ``path``."""
+def refused(path: str | Path, error: Exception, what: str = "can't be written") -> StorageError:
+    """The error to raise for what the system, or the client of a store, said about ``path``."""
+    if not isinstance(error, OSError):
+        return StorageError(f"{path}: {what}: {error}")
     text = f"{path}: {what}: {error.strerror or error}{_advice(path, error)}"
     return DiskFullError(text) if error.errno in _FULL else StorageError(text)
 

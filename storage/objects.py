@@ -49,6 +49,9 @@ class Store:
         self._fs, path = fsspec.core.url_to_fs(self.url)
         self._root = path.rstrip("/")
         self._local = isinstance(self._fs, LocalFileSystem)
+        self._refusals: tuple[type[Exception], ...] = (OSError,)
+        if not self._local:
+            self._refusals += _client_errors()
 
     def __repr__(self) -> str:
         return f"Store({self.url!r})"
@@ -73,7 +76,7 @@ class Store:
             data = self._fs.cat_file(path)
         except FileNotFoundError:
             raise MissingObjectError(f"{path}: no such object") from None
-        except OSError as error:
+        except self._refusals as error:
             raise refused(path, error, "can't be read") from error
         return bytes(data)
 
@@ -93,7 +96,7 @@ class Store:
             return bytes(self._fs.cat_file(path, start=offset, end=end))
         except FileNotFoundError:
             return b""
-        except OSError as error:
+        except self._refusals as error:
             raise refused(path, error, "can't be read") from error
 
     def written_at(self, key: str) -> float | None:
@@ -118,7 +121,7 @@ class Store:
             # Object stores make one put visible at once, so there is nothing to move.
             try:
                 self._fs.pipe_file(path, data)
-            except OSError as error:
+            except self._refusals as error:
                 raise refused(path, error) from error
             return
         aside = self._write_aside(path, data)
@@ -172,11 +175,18 @@ class Store:
         )
 
     def children(self, prefix: str) -> list[str]:
-        """Names (not keys) of objects and folders directly below ``prefix``, sorted."""
+        """Names (not keys) of objects and folders directly below ``prefix``, sorted.
+
+        Raises:
+            StorageError: it can't be listed.
+        """
+        path = self._path(prefix)
         try:
-            entries = self._fs.ls(self._path(prefix), detail=False, refresh=True)
+            entries = self._fs.ls(path, detail=False, refresh=True)
         except (FileNotFoundError, NotADirectoryError):
             return []
+        except self._refusals as error:
+            raise refused(path, error, "can't be listed") from error
         names = (str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in entries)
         return sorted(name for name in names if not name.startswith(_ASIDE))
 
@@ -192,7 +202,7 @@ class Store:
                 self._fs.rm(path, recursive=True)
             except FileNotFoundError:
                 pass  # another deleted it meanwhile
-            except OSError as error:
+            except self._refusals as error:
                 raise refused(path, error, "can't be deleted") from error
 
     def local_path(self, key: str) -> Path:
@@ -250,6 +260,16 @@ class Store:
         for found in self._fs.find(path):
             if not str(found).rsplit("/", 1)[-1].startswith(_ASIDE):
                 yield str(found)[skip:]
+
+
+def _client_errors() -> tuple[type[Exception], ...]:
+    """What a client of an object store raises besides errors of the system: no credentials, no
+    region, no answer."""
+    try:
+        from botocore.exceptions import BotoCoreError
+    except ImportError:
+        return ()
+    return (BotoCoreError,)
 
 
 def _changed_at(info: dict[str, Any]) -> float:

@@ -38,6 +38,29 @@ class EngineAddress(NamedTuple):
     token: str
 
 
+@pytest.fixture(scope="session")
+def s3() -> Iterator[str]:
+    """A bucket of an s3 server, which libraries find by the environment alone; its URL."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    environment = {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "a-key",
+        "AWS_SECRET_ACCESS_KEY": "a-secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        boto3.client("s3").create_bucket(Bucket="gyre")
+        yield "s3://gyre"
+    server.stop()
+
+
 def make_tiny_policy(folder: Path, seed: int) -> Path:
     """A random Qwen3 in fp32 with 2 layers of width 64, and a byte-level tokenizer."""
     import torch
