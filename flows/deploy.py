@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 from uuid import UUID
 
 from prefect import Flow
+from prefect.client.orchestration import get_client
 from prefect.deployments.runner import RunnerDeployment
+from prefect.exceptions import ObjectNotFound
 from prefect.types.entrypoint import EntrypointType
 
 from flows.evaluate import evaluate
@@ -48,17 +51,22 @@ DEPLOYED: dict[str, Deployed] = {
 }
 
 
-def deploy(work_pool: str, root: str) -> dict[str, UUID]:
+def deploy(
+    work_pool: str, root: str, environment: Mapping[str, str] | None = None
+) -> dict[str, UUID]:
     """Create or update the deployment of every flow and return their ids by flow name.
 
-    Schedules that a deployment has stay.
+    Schedules that a deployment has stay, and so does what its environment was given before.
 
     Args:
         root: absolute folder or URL of the storage, the default of runs that are started in the UI:
             a worker runs them in a folder of its own, where a relative one would be lost.
+        environment: further variables of the flows' processes. A value may be a reference to a
+            block, ``{{ prefect.blocks.secret.NAME }}``, which the worker resolves.
     """
     ids = {}
     for name, one in DEPLOYED.items():
+        env = {**_environment_of(name), **ENVIRONMENT, **(environment or {})}
         deployment = RunnerDeployment.from_flow(
             one.flow,
             name,
@@ -69,7 +77,17 @@ def deploy(work_pool: str, root: str) -> dict[str, UUID]:
             parameters={"root": root},
             # By module, so that a worker needs the installed package and no folder.
             entrypoint_type=EntrypointType.MODULE_PATH,
-            job_variables={"env": ENVIRONMENT},
+            job_variables={"env": env},
         )
         ids[name] = cast(UUID, deployment.apply())  # a coroutine only inside an event loop
     return ids
+
+
+def _environment_of(name: str) -> dict[str, str]:
+    """What a deployment gives its flows now; nothing where there is none."""
+    with get_client(sync_client=True) as client:
+        try:
+            found = client.read_deployment_by_name(f"{name}/{name}")
+        except ObjectNotFound:
+            return {}
+    return dict(found.job_variables.get("env") or {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from flows.server import ServerError, ensure_pool
 from flows.start import answering_server, terminal
 
 PAGES_PORT = 4210
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def register(app: typer.Typer) -> None:
@@ -79,6 +81,15 @@ def deploy(
     train_on_problems: Annotated[
         bool, typer.Option("--train-on-problems", help="Train on new problem sets in storage.")
     ] = False,
+    environment: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--env",
+            help="Environment variable of the flows. The value may name a block: "
+            "{{ prefect.blocks.secret.NAME }}. May be given many times; it stays.",
+            metavar="NAME=VALUE",
+        ),
+    ] = None,
     root: RootOption = None,
 ) -> None:
     """Make or renew the deployments and automations on a Prefect server that runs.
@@ -90,8 +101,11 @@ def deploy(
       gyre deploy
 
       PREFECT_API_URL=http://prefect:4200/api gyre deploy --work-pool k8s --root /shared/gyre
+
+      gyre deploy --env "AWS_SECRET_ACCESS_KEY={{ prefect.blocks.secret.gyre-s3 }}"
     """
     loaded = _loaded(config, settings)
+    given = _variables(environment or [])
     where = absolute_root(root or loaded.storage.root)
     try:
         url = answering_server(loaded.prefect, where)
@@ -104,7 +118,7 @@ def deploy(
 
     pool = work_pool or loaded.prefect.work_pool
     ensure_pool(pool)
-    ids = apply(pool, where)
+    ids = apply(pool, where, given)
     table = Table(title=f"deployments in work pool {pool}, storage {where}", box=box.SIMPLE_HEAD)
     for column in ("deployment", "queue", "start it at"):
         table.add_column(column, no_wrap=True)
@@ -121,6 +135,16 @@ def deploy(
     )
     for made in automations:
         console.print(f"automation {made.name}: {'on' if made.enabled else 'off'}")
+
+
+def _variables(texts: list[str]) -> dict[str, str]:
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not _VARIABLE.fullmatch(name):
+            raise failure(f"--env {text!r}: write NAME=VALUE", "Nothing was deployed")
+        found[name] = value
+    return found
 
 
 def _loaded(config: str, settings: list[str] | None) -> RunConfig:

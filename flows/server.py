@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,19 @@ IN_BATCHES = {
 }
 """A server records task runs and events one by one unless it is told otherwise, which on SQLite
 costs several times the processor time and falls behind in a burst."""
+
+DATABASE_URL = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
+"""Environment variable of Prefect's: the database of a server that is started here. None is a file
+of SQLite."""
+REDIS_URL = "PREFECT_REDIS_MESSAGING_URL"
+"""Environment variable of prefect-redis: a server that is started here sends its events through
+that Redis, keeps their order and its leases there, and its background work."""
+THROUGH_REDIS = {
+    "PREFECT_SERVER_EVENTS_MESSAGING_BROKER": "prefect_redis.messaging",
+    "PREFECT_SERVER_EVENTS_MESSAGING_CACHE": "prefect_redis.messaging",
+    "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING": "prefect_redis.ordering",
+    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect_redis.lease_storage",
+}
 
 
 class ServerError(RuntimeError):
@@ -86,7 +100,8 @@ def orchestration(
         if server is not None:
             started.append(server)
             _wait_healthy(server, api_url, config.start_limit_s, home)
-            _close_orphans()
+            if DATABASE_URL not in os.environ:  # another server may use the same one
+                _close_orphans()
         say(f"Prefect UI: {api_url.removesuffix('/api')}")
         ensure_pool(config.work_pool)
         worker = _start_worker(config, home)
@@ -135,10 +150,27 @@ def _start_server(
                 f"port {config.port} is taken by a program that is not a Prefect server: end it, "
                 f"or choose another port with --set prefect.port=4201"
             )
-    say(f"starting the Prefect server on port {config.port}")
+    where = "PostgreSQL" if os.environ.get(DATABASE_URL, "").startswith("postgresql") else "SQLite"
+    redis = _through_redis()
+    say(
+        f"starting the Prefect server on port {config.port}, on {where}{' and Redis' * bool(redis)}"
+    )
     argv = [sys.executable, "-m", "prefect", "server", "start"]
     argv += ["--host", "127.0.0.1", "--port", str(config.port)]
-    return spawn(argv, env=os.environ, log=home / "server.log")
+    return spawn(argv, env={**redis, **os.environ}, log=home / "server.log")
+
+
+def _through_redis() -> dict[str, str]:
+    """What a server must be told where REDIS_URL names a Redis; nothing where none is named."""
+    url = os.environ.get(REDIS_URL)
+    if not url:
+        return {}
+    if find_spec("prefect_redis") is None:
+        raise ServerError(
+            f"{REDIS_URL} is set, and the package prefect-redis is not installed: "
+            f"pip install 'gyre-rl[scaled]', or unset the variable"
+        )
+    return {**THROUGH_REDIS, "PREFECT_SERVER_DOCKET_URL": url}
 
 
 def _wait_healthy(

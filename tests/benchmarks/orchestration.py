@@ -1,21 +1,27 @@
 """What Prefect costs an execution, in a burst of a step: JSON on standard output.
 
     python -m tests.benchmarks.orchestration --executions 500
+    python -m tests.benchmarks.orchestration --executions 5000 --scaled
 
-Starts a server on SQLite as Gyre starts it, runs the task runs of a step (a rollout, a score and
-samples for each group, and two long ones) with nothing in them, and waits until all are recorded.
-With PREFECT_API_URL it measures that server; ``--pid`` names its processes on this machine.
+Starts a server as Gyre starts it, on SQLite or (``--scaled``) on a PostgreSQL and a Redis that it
+starts too, runs the task runs of a step (a rollout, a score and samples for each group, and two
+long ones) with nothing in them, and waits until all are recorded. All times but ``wall_s`` are
+processor time.
+
+``dropped_events`` counts what the server's log says it has lost, and task runs whose end it does
+not know in the end.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,48 +30,67 @@ import psutil
 
 from cells.serving.process import free_port
 from configs.cells import PrefectConfig
+from flows.server import DATABASE_URL, REDIS_URL
+from tests.flows.databases import Service, postgres, redis
 
-RECORD_LIMIT_S = 900.0
+RECORD_LIMIT_S = 1800.0
 _POLL_S = 2.0
 _LOST = (b"dropping", b"Dropping")
 
 
 @dataclass(frozen=True)
 class Server:
-    """What is measured, and its processes as far as they are known."""
+    """What is measured."""
 
-    processes: tuple[int, ...]
-    home: Path | None
-    """Where a server that was started here keeps its data."""
+    pid: int
+    home: Path
+    database: Service | None
+    """PostgreSQL; None is a file of SQLite in ``home``."""
+    broker: Service | None
 
     def cpu_s(self) -> float:
-        times = [psutil.Process(pid).cpu_times() for pid in self.processes]
-        return sum(one.user + one.system for one in times)
+        times = psutil.Process(self.pid).cpu_times()
+        return float(times.user + times.system)
+
+    def databases_cpu_s(self) -> float:
+        return sum(one.cpu_s() for one in (self.database, self.broker) if one is not None)
 
     def megabytes(self) -> float:
-        files = [] if self.home is None else list(self.home.glob("prefect.db*"))
-        return sum(file.stat().st_size for file in files) / 1e6
+        if self.database is not None:
+            return asyncio.run(_size_of(self.database.url)) / 1e6
+        return sum(file.stat().st_size for file in self.home.glob("prefect.db*")) / 1e6
 
-    def dropped(self) -> int | None:
-        if self.home is None:
-            return None
+    def losses(self) -> int:
         lines = (self.home / "server.log").read_bytes().splitlines()
         return sum(any(mark in line for mark in _LOST) for line in lines)
 
 
+async def _size_of(url: str) -> int:
+    import asyncpg
+
+    connection = await asyncpg.connect(url.replace("+asyncpg", ""))
+    try:
+        return int(await connection.fetchval("SELECT pg_database_size(current_database())"))
+    finally:
+        await connection.close()
+
+
 @contextmanager
-def server(pids: list[int]) -> Iterator[Server]:
-    """The server of PREFECT_API_URL, or a new one for as long as the block lasts."""
+def server(scaled: bool) -> Iterator[Server]:
+    """A new server for as long as the block lasts."""
     from flows.server import orchestration
 
-    if os.environ.get("PREFECT_API_URL"):
-        yield Server(tuple(pids), None)
-        return
-    with tempfile.TemporaryDirectory(prefix="gyre-orchestration-") as name:
-        home = Path(name)
+    os.environ.pop("PREFECT_API_URL", None)
+    with ExitStack() as stack:
+        database = broker = None
+        if scaled:
+            database, broker = stack.enter_context(postgres()), stack.enter_context(redis())
+            os.environ |= {DATABASE_URL: database.url, REDIS_URL: broker.url}
+        folder = tempfile.TemporaryDirectory(prefix="gyre-orchestration-")
+        home = Path(stack.enter_context(folder))
         config = PrefectConfig(port=free_port(), start_limit_s=900)
-        with orchestration(config, home, lambda _: None) as started:
-            yield Server(tuple(one.pid for one in started.started), home)
+        started = stack.enter_context(orchestration(config, home, lambda _: None)).started
+        yield Server(started[0].pid, home, database, broker)
 
 
 def measure(executions: int, group: int, measured: Server) -> dict[str, Any]:
@@ -97,58 +122,43 @@ def measure(executions: int, group: int, measured: Server) -> dict[str, Any]:
         return str(flow_run.id)
 
     client_before, server_before = time.process_time(), measured.cpu_s()
+    databases_before = measured.databases_cpu_s()
     size_before, began = measured.megabytes(), time.monotonic()
     result: str | State[Any] = burst()
     client_s = time.process_time() - client_before
     expected = 3 * groups + 2
     recorded = _recorded(str(result), expected)
+
+    def each(seconds: float) -> float:
+        return round(1e3 * seconds / executions, 2)
+
     return {
         "executions": executions,
         "group_size": group,
+        "database": "SQLite" if measured.database is None else "PostgreSQL, Redis",
         "task_runs": expected,
         "task_runs_recorded": recorded,
-        "client_cpu_ms_per_execution": round(1e3 * client_s / executions, 2),
-        "server_cpu_ms_per_execution": round(
-            1e3 * (measured.cpu_s() - server_before) / executions, 2
-        )
-        if measured.processes
-        else None,
-        "mb_per_step": round(measured.megabytes() - size_before, 2) if measured.home else None,
-        "dropped_events": measured.dropped(),
+        "client_cpu_ms_per_execution": each(client_s),
+        "server_cpu_ms_per_execution": each(measured.cpu_s() - server_before),
+        "databases_cpu_ms_per_execution": each(measured.databases_cpu_s() - databases_before),
+        "mb_per_step": round(measured.megabytes() - size_before, 2),
+        "dropped_events": measured.losses() + expected - recorded,
         "wall_s": round(time.monotonic() - began, 1),
     }
 
 
 def _recorded(flow_run: str, expected: int) -> int:
-    """How many task runs the server knows in the end, all of them final."""
-    from uuid import UUID
-
+    """How many task runs the server knows to be completed in the end."""
     from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import (
-        FlowRunFilter,
-        FlowRunFilterId,
-        TaskRunFilter,
-        TaskRunFilterState,
-        TaskRunFilterStateType,
-    )
-    from prefect.client.schemas.objects import StateType
 
-    which = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(flow_run)]))
-    done = TaskRunFilter(
-        state=TaskRunFilterState(type=TaskRunFilterStateType(any_=[StateType.COMPLETED]))
-    )
+    which = {
+        "flow_runs": {"id": {"any_": [flow_run]}},
+        "task_runs": {"state": {"type": {"any_": ["COMPLETED"]}}},
+    }
     deadline = time.monotonic() + RECORD_LIMIT_S
     with get_client(sync_client=True) as client:
         while True:
-            answer = client.request(
-                "POST",
-                "/task_runs/count",
-                json={
-                    "flow_runs": which.model_dump(mode="json"),
-                    "task_runs": done.model_dump(mode="json"),
-                },
-            )
-            count = int(answer.json())
+            count = int(client.request("POST", "/task_runs/count", json=which).json())
             if count >= expected or time.monotonic() > deadline:
                 return count
             time.sleep(_POLL_S)
@@ -158,9 +168,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--executions", type=int, default=500)
     parser.add_argument("--group-size", type=int, default=8)
-    parser.add_argument("--pid", type=int, action="append", default=[])
+    parser.add_argument("--scaled", action="store_true", help="on PostgreSQL and Redis")
     options = parser.parse_args()
-    with server(options.pid) as measured:
+    with server(options.scaled) as measured:
         print(json.dumps(measure(options.executions, options.group_size, measured)))
 
 

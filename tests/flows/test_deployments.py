@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 from prefect.utilities.callables import parameter_schema
+from prefect.utilities.templating import find_placeholders
 
 from flows.deploy import DEPLOYED, ENVIRONMENT, TAG
 from flows.server import CELLS_QUEUE
@@ -41,3 +44,16 @@ def test_a_training_is_started_from_a_form() -> None:
     assert schema["definitions"]["Preset"]["enum"]
     assert schema["definitions"]["OfTraining"]["properties"]["steps"]["minimum"] == 1
     assert not schema.get("required")
+
+
+def test_the_template_of_a_kubernetes_pool_is_whole() -> None:
+    """Each place that it leaves open is a variable, and what Prefect fills in itself is there."""
+    template = json.loads((FILE.parent / "docs" / "kubernetes.json").read_text())
+    variables = template["variables"]["properties"]
+    places = {
+        place.name
+        for text in re.findall(r'"[^"]*{{[^"]*"', json.dumps(template["job_configuration"]))
+        for place in find_placeholders(text)
+    }
+    assert places == set(variables)
+    assert {"name", "command", "env", "labels"} <= places
