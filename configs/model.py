@@ -16,8 +16,21 @@ class ModelSource(StrEnum):
     HF_DIRECTORY = "hf_directory"
 
 
+class ModelFamily(StrEnum):
+    """Architectures that can be trained, by the model_type of their config.json."""
+
+    QWEN3 = "qwen3"
+    QWEN3_MOE = "qwen3_moe"
+    LLAMA = "llama"
+
+
 class ModelShape(Section):
-    """Sizes of a Qwen3 decoder that the warm start makes. A local HF directory brings its own."""
+    """Sizes of a decoder: of the one that the warm start makes, or of an HF directory that is not
+    there yet. One that is there brings its own."""
+
+    family: ModelFamily = setting(
+        ModelFamily.QWEN3, "Architecture; the warm start makes qwen3 models."
+    )
 
     layers: int = setting(3, "Decoder layers.", unit="layers", ge=1, le=256)
     hidden: int = setting(128, "Width of the residual stream.", unit="features", ge=16, le=32768)
@@ -30,12 +43,29 @@ class ModelShape(Section):
     )
     rope_theta: float = setting(10_000.0, "Base of the rotary embedding.", unit="1", ge=1, le=1e9)
     tied: bool = setting(True, "Share the input embedding with the output layer.")
+    experts: int = setting(
+        0, "Experts of a layer, with qwen3_moe; 0 is a plain MLP.", unit="experts", ge=0, le=65_536
+    )
+    experts_per_token: int = setting(
+        8, "Experts that compute a token.", unit="experts", ge=1, le=1024
+    )
+    expert_ffn: int = setting(
+        768, "Width of one expert's gated MLP.", unit="features", ge=8, le=262_144
+    )
 
     @model_validator(mode="after")
     def _heads_divide(self) -> ModelShape:
         if self.heads % self.kv_heads:
             raise ValueError(
                 f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})"
+            )
+        if (self.family is ModelFamily.QWEN3_MOE) is not (self.experts > 0):
+            raise ValueError(
+                f"family {self.family} with {self.experts} experts: qwen3_moe has some, others none"
+            )
+        if 0 < self.experts < self.experts_per_token:
+            raise ValueError(
+                f"experts_per_token ({self.experts_per_token}) exceeds experts ({self.experts})"
             )
         return self
 
@@ -48,10 +78,15 @@ class ModelConfig(Section):
     )
     path: str | None = setting(
         None,
-        "HF directory of a Qwen3 model (config.json, safetensors, tokenizer); with hf_directory.",
+        "HF directory of a Qwen3, Qwen3-MoE or Llama model (config.json, safetensors, tokenizer); "
+        "with hf_directory.",
         max_length=4096,
     )
-    shape: ModelShape = setting(ModelShape(), "Sizes of the model that the warm start makes.")
+    shape: ModelShape = setting(
+        ModelShape(),
+        "Sizes of the model that the warm start makes, or that is planned with until `path` is "
+        "there.",
+    )
     context: int = setting(
         768,
         "Longest context that is served and trained.",
@@ -71,6 +106,9 @@ class ModelConfig(Section):
     def _path_fits_source(self) -> ModelConfig:
         if (self.source is ModelSource.HF_DIRECTORY) != (self.path is not None):
             raise ValueError("path must be given with source hf_directory, and only with it")
+        warm = self.source is ModelSource.WARM_START
+        if warm and self.shape.family is not ModelFamily.QWEN3:
+            raise ValueError(f"the warm start makes qwen3 models, not {self.shape.family}")
         return self
 
 

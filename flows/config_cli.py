@@ -12,6 +12,9 @@ from rich.markup import escape
 from rich.syntax import Syntax
 from rich.table import Table
 
+from cells.replica.place import LayoutError
+from cells.replica.planned import check_model
+from cells.replica.shape import ShapeError
 from configs.load import ConfigError, dump_config, load_config, preset_names
 from configs.run import RunConfig
 from configs.schema import SettingRow, markdown, setting_rows
@@ -65,7 +68,7 @@ def check(config: ConfigOption = "quickstart", settings: SetOption = None) -> No
     """Check a configuration without starting anything. Exit code 0 when it is good, 2 when not.
 
     A bad one is answered with the key, the value, and what is allowed there. The problems are
-    loaded, and must fit the model's context.
+    loaded, and must fit the model's context; the layout must fit the model.
 
     [bold]Examples[/bold]
 
@@ -75,8 +78,9 @@ def check(config: ConfigOption = "quickstart", settings: SetOption = None) -> No
     """
     loaded = _loaded(config, settings)
     try:
+        check_model(loaded)
         check_problems(loaded)
-    except ProblemSourceError as error:
+    except (LayoutError, ProblemSourceError, ShapeError) as error:
         raise failure(error) from None
     executions = loaded.rollout.queries * loaded.rollout.group_size
     updates = loaded.training.steps * loaded.training.updates_per_step

@@ -13,6 +13,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from cells.replica.memory import Machine
 from cells.scheduler import POLICY_NAMES
 from cells.simulation import report
 from cells.simulation.alternatives import (
@@ -30,8 +31,9 @@ from cells.simulation.recorded import recorded_times, workload_from_run
 from cells.simulation.rollout import SimulationError
 from cells.simulation.words import facts, recorded_facts
 from cells.simulation.workload import Origin, Source, Workload, load_workload
-from configs.load import ConfigError
+from configs.load import ConfigError, load_config
 from configs.workloads import workload_path
+from flows.layout_plan import COLUMNS, plan_layout, plan_rows, plan_words
 from flows.roots import absolute_root
 from storage.objects import StorageError
 from storage.run import open_run
@@ -146,10 +148,29 @@ def simulate(
 
 
 def plan_cells(
-    gpus: Annotated[int, typer.Option("--gpus", min=1, help="GPUs in all.")],
+    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs in all.")] = None,
     parameters: Annotated[
-        float, typer.Option("--parameters", min=1e-6, help="Parameters of the model, billions.")
-    ],
+        float | None,
+        typer.Option("--parameters", min=1e-6, help="Parameters of the model, billions."),
+    ] = None,
+    layout_of: Annotated[
+        str | None,
+        typer.Option(
+            "--config",
+            help="Preset or file: what its cells.layout needs of each GPU, and how long a switch "
+            "takes. Without --gpus and --parameters.",
+        ),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of --config."),
+    ] = None,
+    network: Annotated[
+        float, typer.Option("--network", min=0.01, help="GB/s of a GPU between cells.")
+    ] = 50.0,
+    host: Annotated[
+        float, typer.Option("--host", min=0.01, help="GB/s of a GPU to main memory.")
+    ] = 50.0,
     active: Annotated[
         float | None,
         typer.Option("--active", min=1e-6, help="Active ones of a token, billions; default all."),
@@ -177,7 +198,16 @@ def plan_cells(
     seeds: SeedsOption = 3,
     as_json: JsonOption = False,
 ) -> None:
-    """Plan the cells: how many, of what size, which split, and what elastic would gain."""
+    """Plan the cells: how many, of what size, which split, and what elastic would gain.
+
+    With --config, plan a layout: memory of a GPU by part, cells, seconds of a switch.
+    """
+    if layout_of is not None:
+        machine = Machine(memory_gb=memory, network=network, host=host)
+        _plan_layout(layout_of, changes or (), machine, as_json)
+        return
+    if gpus is None or parameters is None:
+        _fail("give --gpus and --parameters, or --config")
     hardware = Hardware(
         gpus=gpus,
         parameters_b=parameters,
@@ -199,6 +229,18 @@ def plan_cells(
         return
     title = f"{workload.name} on {gpus} GPUs, fastest first"
     _print_table(title, report.PLAN_COLUMNS, report.plan_rows(options))
+
+
+def _plan_layout(config: str, changes: Sequence[str], machine: Machine, as_json: bool) -> None:
+    try:
+        found = plan_layout(load_config(config, changes), machine)
+    except _EXPECTED as error:
+        _fail(str(error))
+    if as_json:
+        _print_json(found)
+        return
+    _print_table(f"{config}: memory of the fullest GPU", COLUMNS, plan_rows(found))
+    _OUT.print(plan_words(found), highlight=False)
 
 
 def _workload(

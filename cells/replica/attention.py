@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from cells.replica.cpu_support import megatron_imports
 from cells.replica.errors import ReplicaError
 from cells.replica.packing import Chains
-from cells.replica.place import Place
+from cells.replica.place import MASK_ELEMENTS, Place
 
 with megatron_imports():
     from megatron.core import parallel_state
@@ -24,9 +24,6 @@ with megatron_imports():
     from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
     from megatron.core.transformer.module import MegatronModule
     from megatron.core.transformer.transformer_config import TransformerConfig
-
-MASK_ELEMENTS = 1 << 24
-"""Largest dense mask: tokens times those they attend to, 4,096 of each."""
 
 
 @dataclass(frozen=True)

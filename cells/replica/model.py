@@ -12,11 +12,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from cells.replica.cpu_support import install_in_megatron, megatron_imports
 from cells.replica.errors import ReplicaError
 from cells.replica.packing import PackedRow
-from cells.replica.place import Place
+from cells.replica.place import LOGIT_ELEMENTS, Place
 from cells.replica.shape import PolicyShape
 from configs.layout import Precision
 
@@ -306,19 +307,37 @@ def outcome(
     if share is not None:
         mine = torch.isin(before, share.held).nonzero()[:, 0]
         before, labels = share.inside[before[mine]], labels[mine]
-    places, choice = torch.unique(before, return_inverse=True)
-    logits = _logits(model, hidden, places).float()
-    choice, labels = choice.to(logits.device), labels.to(logits.device)
-    if place.layout.tensor == 1:
-        logprobs, spread = _whole(logits, choice, labels, entropies)
+    most = max(1, LOGIT_ELEMENTS // len(place.words(model.shape)))
+    parts = [
+        (model, hidden, some, wanted, place, entropies)
+        for some, wanted in zip(before.split(most), labels.split(most), strict=True)
+    ]
+    if len(parts) == 1:
+        told = [_part(*parts[0])]
     else:
-        logprobs, spread = _shared_words(logits, choice, labels, entropies, model, place)
+        # The logits of a part are computed again in the backward pass: all of them at once would
+        # take more memory than the rest of a long row.
+        told = [checkpoint(_part, *part, use_reentrant=False) for part in parts]
+    logprobs = torch.cat([one for one, _ in told])
+    spread = torch.cat([other for _, other in told]) if entropies else None
     if mine is not None:
         group = parallel_state.get_context_parallel_group()
         logprobs = _everywhere(logprobs, mine, len(row.labels), group)
         if spread is not None:
             spread = _everywhere(spread, mine, len(row.labels), group)
     return logprobs.cpu(), None if spread is None else spread.cpu()
+
+
+def _part(
+    model: GPTModel, hidden: Tensor, before: Tensor, labels: Tensor, place: Place, entropies: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probs and entropies of targets that follow the hidden states at ``before``."""
+    places, choice = torch.unique(before, return_inverse=True)
+    logits = _logits(model, hidden, places).float()
+    choice, labels = choice.to(logits.device), labels.to(logits.device)
+    if place.layout.tensor == 1:
+        return _whole(logits, choice, labels, entropies)
+    return _shared_words(logits, choice, labels, entropies, model, place)
 
 
 def _whole(

@@ -20,6 +20,7 @@ from cells.replica.cpu_support import megatron_imports
 from cells.replica.model import outcome, run_stage
 from cells.replica.packing import PackedRow, pack, padded
 from cells.replica.place import Place
+from configs.layout import LayoutConfig
 
 with megatron_imports():
     from megatron.core.models.gpt.gpt_model import GPTModel
@@ -54,8 +55,9 @@ def share_out(documents: Sequence[Document], place: Place, *, prefixes: bool) ->
     once).
     """
     layout = place.layout
-    each = 1 if layout.pipeline == 1 else max(2, layout.pipeline)
-    slots = cut([len(ids) for ids, _ in documents], layout.data * each)
+    lengths = [len(ids) for ids, _ in documents]
+    each = _rows(lengths, layout)
+    slots = cut(lengths, layout.data * each)
     mine = range(place.data * each, (place.data + 1) * each)
     same = layout.pipeline > 1 or layout.expert > 1
     rows = {
@@ -81,6 +83,19 @@ def cut(lengths: Sequence[int], parts: int) -> list[list[int]]:
         found[min(parts - 1, int(parts * middle / total))].append(number)
         before += length
     return found
+
+
+def _rows(lengths: Sequence[int], layout: LayoutConfig) -> int:
+    """Rows of each data rank: as many as make a pipeline the shortest, whose rows are of one
+    length. Its last stage ends after as many turns as there are rows, and one for each other
+    stage."""
+
+    def turns(rows: int) -> int:
+        slots = cut(lengths, layout.data * rows)
+        longest = max(sum(lengths[index] for index in slot) for slot in slots)
+        return (rows + layout.pipeline - 1) * longest
+
+    return min(range(1, 2 * layout.pipeline), key=turns) if layout.pipeline > 1 else 1
 
 
 class Passes:

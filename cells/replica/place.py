@@ -11,6 +11,12 @@ from dataclasses import dataclass, field
 from cells.replica.shape import PolicyShape
 from configs.layout import LayoutConfig
 
+LOGIT_ELEMENTS = 1 << 27
+"""Logits that a rank computes at once: targets times words of the vocabulary."""
+
+MASK_ELEMENTS = 1 << 24
+"""Largest dense mask of attention on a CPU: tokens times those they attend to, 4,096 of each."""
+
 
 class LayoutError(ValueError):
     """A layout that does not fit the model; the text has both numbers."""

@@ -67,6 +67,26 @@ def test_packed_logprobs_and_gradients_equal_hf(
         assert error < 1e-5, f"{name}: relative error {error:.1e}"
 
 
+def test_logits_in_parts_change_neither_logprobs_nor_gradients(
+    megatron: None, hf_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a row is computed whose logits would take too much memory."""
+    from cells.replica import model as replica_model
+    from cells.replica.model import target_logprobs
+
+    policy = megatron_policy(hf_folder(tied=True))
+    row = pack(random_documents(3, LENGTHS))
+    whole = target_logprobs(policy.model, row)
+    whole.square().sum().backward()
+    expected = policy.flat.gradients.clone()
+    policy.flat.zero_gradients()
+    monkeypatch.setattr(replica_model, "LOGIT_ELEMENTS", 10 * VOCABULARY)
+    parts = target_logprobs(policy.model, row)
+    parts.square().sum().backward()
+    assert torch.allclose(parts, whole, atol=1e-6)
+    assert (policy.flat.gradients - expected).norm() < 1e-6 * expected.norm()
+
+
 def test_documents_of_a_row_do_not_see_each_other(
     megatron: None, hf_folder: Callable[..., Path]
 ) -> None:
