@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import uvicorn
 from starlette.applications import Starlette
@@ -34,6 +35,14 @@ class Registration(Record):
     pid: int
     incarnation: str
     started_at: float
+    machine: str = ""
+    """See ``this_machine``: ``pid`` means something only there."""
+
+
+def this_machine() -> str:
+    """A name of this machine or container that no other has, new after each boot."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{socket.gethostname()} {boot}"
 
 
 class StaleEpochError(RuntimeError):
@@ -151,6 +160,7 @@ class Daemon:
                 kind=self.kind,
                 url=f"http://{host}:{port}",
                 token=self.token,
+                machine=this_machine(),
                 pid=os.getpid(),
                 incarnation=self.incarnation,
                 started_at=time.time(),

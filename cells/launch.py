@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from cells.client import DaemonClient, DaemonError, DaemonGoneError
+from cells.daemon import this_machine
 from cells.host.exports import remove_abandoned
 from cells.process import end_group, spawn
 from cells.reason import exit_words, last_line, log_since, log_size, reason
@@ -28,17 +29,23 @@ from storage.objects import StorageError, Store
 RENEWALS_PER_LEASE = 6
 FAILED_GRACE_S = 15.0
 _POLL_S = 0.1
+_END_POLL_S = 0.05
 _WATCH_S = 0.5
 
 
 @dataclass(frozen=True)
 class DaemonSpec:
-    """How a daemon is started when none is there."""
+    """How a daemon is started when none is there.
+
+    Args:
+        elsewhere: somebody starts it on another machine; here it is only waited for.
+    """
 
     name: str
     module: str
     arguments: tuple[str, ...]
     start_limit_s: float
+    elsewhere: bool = False
 
 
 class StartError(RuntimeError):
@@ -111,6 +118,14 @@ class _Started:
     deadline: float
 
 
+@dataclass(frozen=True)
+class _Awaited:
+    """A daemon that is started elsewhere, of which nothing was heard yet."""
+
+    spec: DaemonSpec
+    deadline: float
+
+
 def ensure_daemons(
     store: Store,
     layout: RunLayout,
@@ -129,6 +144,7 @@ def ensure_daemons(
     """
     clients: dict[str, DaemonClient] = {}
     started: list[_Started] = []
+    awaited: list[_Awaited] = []
     try:
         with ThreadPoolExecutor(len(specs)) as pool:  # one that hangs must not hold up the others
             found = list(pool.map(partial(_adopt, store, layout), [spec.name for spec in specs]))
@@ -137,13 +153,19 @@ def ensure_daemons(
                 say(f"{spec.name}: adopted, pid {adopted.registration.pid}")
                 clients[spec.name] = adopted
                 keeper.add(adopted)
+            elif spec.elsewhere:
+                say(f"{spec.name}: waiting for the machine that shall start it")
+                awaited.append(_Awaited(spec, time.monotonic() + spec.start_limit_s))
             else:
                 _end_unregistered(store, layout, spec)
                 started.append(_start(store, layout, spec))
-        waiting = list(started)
+        waiting: list[_Started | _Awaited] = [*started, *awaited]
         while waiting:
             for daemon in tuple(waiting):
-                client = _ready(store, layout, daemon)
+                if isinstance(daemon, _Started):
+                    client = _ready(store, layout, daemon)
+                else:
+                    client = _arrived(store, layout, daemon)
                 if client is not None:
                     waiting.remove(daemon)
                     clients[daemon.spec.name] = client
@@ -160,17 +182,20 @@ def ensure_daemons(
 
 
 def stop_daemons(clients: Sequence[DaemonClient], grace_s: float) -> None:
-    """Ask each daemon to end, wait, and end the process group of one that does not."""
+    """Ask each daemon to end, wait, and end the process group of one that does not.
+
+    One on another machine that does not end is left to its lease.
+    """
     for client in clients:
         with suppress(DaemonError):
             client.stop()
     deadline = time.monotonic() + grace_s
 
     def see_to(client: DaemonClient) -> None:
-        pid = client.registration.pid
-        while _running(pid) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        if _running(pid):
+        pid, here = client.registration.pid, client.registration.machine == this_machine()
+        while (_running(pid) if here else client.alive()) and time.monotonic() < deadline:
+            time.sleep(_END_POLL_S)
+        if here and _running(pid):
             end_group(pid, grace_s=2)
         client.close()
 
@@ -246,6 +271,23 @@ def _ready(store: Store, layout: RunLayout, daemon: _Started) -> DaemonClient | 
             f"{last_line(text)}\nlog: {daemon.log}"
         )
     raise StartError(f"{spec.name} {exit_words(code)}: {reason(text)}\nlog: {daemon.log}")
+
+
+def _arrived(store: Store, layout: RunLayout, daemon: _Awaited) -> DaemonClient | None:
+    """Its client when it answers; None as long as it may still come.
+
+    Raises:
+        StartError: its time is over.
+    """
+    client = _adopt(store, layout, daemon.spec.name)
+    if client is None and time.monotonic() > daemon.deadline:
+        cell = daemon.spec.name.removeprefix("cell-")
+        raise StartError(
+            f"{daemon.spec.name} is started elsewhere and did not come within "
+            f"{daemon.spec.start_limit_s:g} s (cells.start_limit_s): run "
+            f"`gyre host {layout.run_id} {cell}` on its machine"
+        )
+    return client
 
 
 def _running(pid: int) -> bool:

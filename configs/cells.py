@@ -9,6 +9,8 @@ from pydantic import model_validator
 from configs.field import Section, setting
 from configs.layout import LayoutConfig
 
+LOOPBACK = "127.0.0.1"
+
 
 class PolicyName(StrEnum):
     """Scheduler policies of the manager."""
@@ -34,6 +36,17 @@ class CellConfig(Section):
     )
     core: bool = setting(
         False, "This cell holds the authoritative weights and the optimizer state."
+    )
+    address: str = setting(
+        LOOPBACK,
+        "Address of its machine, at which the run's other processes reach the cell.",
+        min_length=1,
+        max_length=255,
+    )
+    elsewhere: bool = setting(
+        False,
+        "Its host is started with gyre host, on the machine of address; the run waits for it. "
+        "Otherwise the flow starts it where the flow runs.",
     )
 
 
@@ -137,6 +150,12 @@ class CellsConfig(Section):
         cores = [cell.name for cell in self.cells if cell.core]
         if len(cores) != 1:
             raise ValueError(f"exactly one cell must be the core, got {cores or 'none'}")
+        away = [cell.name for cell in self.cells if cell.address != LOOPBACK]
+        if away and len(away) < len(self.cells):
+            raise ValueError(
+                f"cells {', '.join(away)} have an address, the others {LOOPBACK}, at which cells "
+                f"of other machines can't read their weights: give every cell an address"
+            )
         if self.policy is PolicyName.ASYNC and self.training_cells >= len(self.cells):
             raise ValueError(
                 f"policy async with training_cells={self.training_cells} leaves none of the "
@@ -148,7 +167,7 @@ class CellsConfig(Section):
 class GatewayConfig(Section):
     """The proxy between harnesses and engines."""
 
-    host: str = setting("127.0.0.1", "Address that it listens on.", min_length=1, max_length=255)
+    host: str = setting(LOOPBACK, "Address that it listens on.", min_length=1, max_length=255)
     port: int = setting(0, "Port; 0 takes a free one.", unit="port", ge=0, le=65_535)
     body_limit_mb: float = setting(32, "Largest request body.", unit="MB", gt=0, le=4096)
     call_limit_s: float = setting(

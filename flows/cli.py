@@ -15,6 +15,7 @@ from flows import (
     export_cli,
     gc_cli,
     harness_cli,
+    host_cli,
     inspect_cli,
     problems_cli,
     rescore_cli,
@@ -73,6 +74,7 @@ rescore_cli.register(app)
 problems_cli.register(app)
 sweep_cli.register(app)
 serve_cli.register(app)
+host_cli.register(app)
 schedule_cli.register(app)
 evaluate_cli.register(app)
 export_cli.register(app)

@@ -11,6 +11,7 @@ from cells.client import DaemonClient, DaemonGoneError
 from cells.epoch import owns, take_ownership
 from cells.kv_pool.search import NAME as KV_POOL
 from cells.launch import DaemonSpec, LeaseKeeper, ensure_daemons, is_renewed, stop_daemons
+from cells.wanted import Wanted, want, want_no_more
 from storage.run import Run
 from tasks.rollout.harnesses.launch import install_harness
 
@@ -72,6 +73,7 @@ def hosts_of(
                 "cells.host",
                 (*common, "--version", str(version)),
                 cells.start_limit_s,
+                elsewhere=cell.elsewhere,
             )
             for cell in cells.cells
         ),
@@ -80,6 +82,7 @@ def hosts_of(
     keeper = LeaseKeeper(cells.lease_s)
     grace_s = _CANCEL_GRACE_S
     try:
+        want(run, Wanted(attempt=owner, policy_key=policy_key, version=version))
         hosts = _hosts(run, ensure_daemons(run.store, run.layout, specs, keeper, say))
         before = _kept.set((run, hosts))
         try:
@@ -94,6 +97,7 @@ def hosts_of(
         keeper.close()
         # A later attempt that has adopted the daemons goes on with them.
         if owns(run.store, run.layout, owner):
+            want_no_more(run)
             stop_daemons(keeper.clients(), grace_s)
 
 

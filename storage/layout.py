@@ -98,6 +98,11 @@ class RunLayout:
         """Registrations of daemons."""
         return f"{self.prefix}/hosts"
 
+    @property
+    def wanted(self) -> str:
+        """What hosts that are started elsewhere shall hold; there while an attempt wants them."""
+        return f"{self.prefix}/wanted.json"
+
     def host(self, name: str) -> str:
         """Registration of a daemon."""
         return f"{self.hosts}/{name}.json"

@@ -48,8 +48,9 @@ async def serve(run: Run, name: str, policy: Path, version: int) -> None:
     assert main is not None
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, main.cancel)  # until the daemon takes it over
+    config = _cell_config(run, name)
     try:
-        cell = await _start(run, _cell_config(run, name), name, policy, version)
+        cell = await _start(run, config, name, policy, version)
     except Exception as error:
         raise CellStartError("\n".join(_causes(error))) from error
     loop.remove_signal_handler(signal.SIGTERM)
@@ -66,6 +67,7 @@ async def serve(run: Run, name: str, policy: Path, version: int) -> None:
         lease_s=run.config.cells.lease_s,
         routes=api.routes(),
         close=close,
+        host=config.address,
     )
     api.serve_for(daemon)
     await daemon.run(run.store, run.layout.host(name))
@@ -93,7 +95,7 @@ async def _start(run: Run, config: CellConfig, name: str, policy: Path, version:
 
         async def start_replica() -> ReplicaProcess:
             replica = await ReplicaProcess.start(
-                replica_settings(run.config, root=run.store.url, core=config.core),
+                replica_settings(run.config, root=run.store.url, cell=config),
                 policy=policy,
                 version=version,
                 cpus=config.cpus,
@@ -145,7 +147,8 @@ def _engine_settings(
         requests=min(requests, _REQUESTS_LIMIT),
         # Differs between cells and between attempts that begin at different versions.
         seed=(run.config.seed * 1_000_003 + version * 1009 + index) % _SEEDS,
-        port=free_port(),
+        host=config.address,
+        port=free_port(config.address),
         admin_key=secrets.token_urlsafe(24),
         release_memory=cells.release_memory,
         kv_pool=kv_pool,

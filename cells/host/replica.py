@@ -10,6 +10,7 @@ from typing import Any, Self
 from cells.reason import exit_words, log_since, log_size, reason
 from cells.replica.client import ReplicaClient
 from cells.replica.settings import ReplicaSettings
+from configs.cells import CellConfig
 from configs.run import RunConfig
 from configs.training import PackKind
 
@@ -17,7 +18,7 @@ OBJECTIVE_NAMES = "tasks.training.objectives:objective_path"
 """What turns the name of an objective into its import path. Losses live above the cells."""
 
 
-def replica_settings(config: RunConfig, *, root: str, core: bool) -> ReplicaSettings:
+def replica_settings(config: RunConfig, *, root: str, cell: CellConfig) -> ReplicaSettings:
     """What the replica of a run's cell is started with.
 
     Raises:
@@ -29,7 +30,7 @@ def replica_settings(config: RunConfig, *, root: str, core: bool) -> ReplicaSett
         root=root,
         layout=config.cells.layout,
         ranks_limit_s=training.micro_step_limit_s,
-        core=core,
+        core=cell.core,
         objective=getattr(import_module(module), function)(training.objective.name),
         objective_config=training.objective,
         beta1=training.beta1,
@@ -37,6 +38,7 @@ def replica_settings(config: RunConfig, *, root: str, core: bool) -> ReplicaSett
         weight_decay=training.weight_decay,
         share_prefixes=training.pack is PackKind.TREE,
         clip_norm=training.clip_norm,
+        transfer_host=cell.address,
         transfer_limit_s=config.cells.switch_limit_s,
     )
 

@@ -18,7 +18,6 @@ from configs.load import ConfigError
 from storage.objects import StorageError
 from storage.run import Run, open_run
 
-HOST = "127.0.0.1"
 _START_LIMIT_S = 60.0
 _WATCH_S = 1.0
 
@@ -34,7 +33,8 @@ async def serve(run: Run, name: str) -> None:
         KvPoolError: it did not start.
     """
     pool = KvPool(
-        host=HOST,
+        # Beside the flow, as the gateway is; cells of other machines reach it at the same address.
+        host=run.config.gateway.host,
         size=int(run.config.cells.kv_pool_gb * 1e9),
         log=run.local_file(run.layout.log(f"{name}-master")),
         limit_s=_START_LIMIT_S,

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from cells.launch import DaemonSpec, LeaseKeeper, StartError, ensure_daemons, stop_daemons
+from cells.process import spawn
 from storage.run import Run
 
 LIMIT_S = 60.0
@@ -119,3 +123,32 @@ def test_daemons_are_started_found_again_and_ended(run_store: Run, keeper: Lease
     assert "adopted" in told[-1]
     stop_daemons([first["good"]], 15)
     assert left(run) == []
+
+
+def test_a_daemon_elsewhere_is_waited_for_and_adopted(
+    run_store: Run, keeper: LeaseKeeper, tmp_path: Path
+) -> None:
+    away = replace(spec("o1_good"), elsewhere=True)
+    argv = [sys.executable, "-m", "o1_good", "--root", run_store.store.url]
+    argv += ["--run", run_store.run_id, "--name", away.name]
+    told: list[str] = []
+
+    def say(line: str) -> None:
+        told.append(line)
+        if "waiting" in line:  # it comes when the launcher looks for it already
+            started.append(spawn(argv, env=os.environ, log=tmp_path / "away.log"))
+
+    started: list[subprocess.Popen[bytes]] = []
+    clients = ensure_daemons(run_store.store, run_store.layout, [away], keeper, say)
+    assert clients["good"].registration.pid == started[0].pid
+    assert len(started) == 1, told
+    stop_daemons(list(clients.values()), 10)
+    assert started[0].wait(10) == 0
+
+
+def test_one_that_never_comes_from_elsewhere_is_told_with_its_command(
+    run_store: Run, keeper: LeaseKeeper
+) -> None:
+    away = DaemonSpec("cell-b", "cells.host", (), 0.3, elsewhere=True)
+    text = start(run_store, keeper, away)
+    assert f"`gyre host {run_store.run_id} b`" in text

@@ -122,7 +122,7 @@ async def test_the_trainer_computes_every_recorded_log_prob(
         key = run.layout.group(query.query_id)
         group = read_group(run.store, key)
         samples += [{"group_key": key, "index": index} for index in range(len(group.samples))]
-    settings = replica_settings(run.config, root=run.store.url, core=False)
+    settings = replica_settings(run.config, root=run.store.url, cell=run.config.cells.cells[1])
     assert settings.share_prefixes
     replica = await ReplicaClient.start(settings, log=tmp_path / "replica.log", limit_s=120)
     try:

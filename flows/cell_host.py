@@ -1,0 +1,121 @@
+"""Keeping the host of a cell on a machine that no flow of the run works on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from cells.process import end_group, spawn
+from cells.reason import log_since, log_size, reason
+from cells.wanted import Wanted, find_wanted
+from configs.cells import CellConfig
+from configs.load import ConfigError
+from flows.hosts import cell_daemon
+from storage.objects import Store
+from storage.run import Run, open_run
+
+_POLL_S = 0.5
+_END_GRACE_S = 15.0
+RESTART_DELAYS_S = (1.0, 5.0, 30.0)
+"""Waits before a host that failed is started again; after the last one, the failure stands."""
+
+
+class CellHostError(RuntimeError):
+    """The host of the cell fails whenever it is started; the text holds the cause."""
+
+
+def await_run(root: str, run_id: str, limit_s: float, say: Callable[[str], None]) -> Run:
+    """The run, which may be made later than its hosts are started.
+
+    Raises:
+        TimeoutError: it is not there after ``limit_s``.
+    """
+    store, deadline, told = Store(root), time.monotonic() + limit_s, False
+    while not store.exists(f"runs/{run_id}/config.yaml"):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no run {run_id} in {store.url} after {limit_s:g} s")
+        if not told:
+            say(f"waiting for run {run_id} in {store.url}")
+            told = True
+        time.sleep(_POLL_S)
+    return open_run(root, run_id)
+
+
+def cell_of(run: Run, name: str) -> CellConfig:
+    """The cell of that name, which must be one that the flow does not start itself.
+
+    Raises:
+        ConfigError: there is none, or the flow starts it.
+    """
+    cells = {cell.name: cell for cell in run.config.cells.cells}
+    if name not in cells:
+        raise ConfigError(f"run {run.run_id} has no cell {name}; it has {', '.join(cells)}")
+    if not cells[name].elsewhere:
+        raise ConfigError(
+            f"cell {name} of run {run.run_id} is started by its flow: set elsewhere: true at that "
+            f"cell in the run's settings"
+        )
+    return cells[name]
+
+
+def keep_host(run: Run, name: str, wait_s: float, say: Callable[[str], None]) -> None:
+    """Start the host of a cell whenever an attempt at the run wants it, until none has for
+    ``wait_s`` seconds.
+
+    Raises:
+        CellHostError: it failed again after every delay.
+    """
+    served, deadline = 0, time.monotonic() + wait_s
+    while time.monotonic() < deadline:
+        wanted = find_wanted(run)
+        if wanted is None or wanted.attempt <= served:
+            time.sleep(_POLL_S)
+            continue
+        _serve_attempt(run, name, wanted, say)
+        served, deadline = wanted.attempt, time.monotonic() + wait_s
+    say(f"cell {name}: no attempt has wanted it for {wait_s:g} s")
+
+
+def _serve_attempt(run: Run, name: str, wanted: Wanted, say: Callable[[str], None]) -> None:
+    """One host, or several after each other where they fail, until one has ended well."""
+    log = run.local_file(run.layout.log(cell_daemon(name)))
+    for delay_s in (*RESTART_DELAYS_S, None):
+        logged = log_size(log)
+        say(f"cell {name}: starting for attempt {wanted.attempt}, version {wanted.version}")
+        process = spawn(
+            _argv(run, name, wanted),
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+            log=log,
+        )
+        code = _ended(process)
+        if code == 0:
+            say(f"cell {name}: attempt {wanted.attempt} is over")
+            return
+        why = f"cell {name}: {reason(log_since(log, logged))}\nlog: {log}"
+        if find_wanted(run) != wanted:
+            say(f"{why}\nnobody wants it any more")
+            return
+        if delay_s is None:
+            raise CellHostError(why)
+        say(f"{why}\nonce more in {delay_s:g} s")
+        time.sleep(delay_s)
+
+
+def _argv(run: Run, name: str, wanted: Wanted) -> list[str]:
+    policy = str(run.store.local_path(wanted.policy_key))
+    argv = [sys.executable, "-m", "cells.host", "--root", run.store.url, "--run", run.run_id]
+    argv += ["--name", cell_daemon(name), "--policy", policy]
+    return [*argv, "--version", str(wanted.version)]
+
+
+def _ended(process: subprocess.Popen[bytes]) -> int:
+    """Its exit code; interrupted, it is ended first."""
+    try:
+        return process.wait()
+    finally:
+        if process.poll() is None:
+            end_group(process.pid, _END_GRACE_S)
+            process.wait()
