@@ -42,7 +42,12 @@ def policy_key(config: RunConfig) -> str:
     """
     parts = {
         "recipe": RECIPE,
-        "model": config.model.model_dump(mode="json", include={"shape", "context", "renderer"}),
+        "model": config.model.model_dump(
+            mode="json",
+            include={"shape", "context", "renderer"},
+            # Of models that the warm start does not make.
+            exclude={"shape": {"family", "experts", "experts_per_token", "expert_ffn"}},
+        ),
         "warm_start": config.warm_start.model_dump(mode="json", exclude={"limit_s", "processes"}),
         "problems": config.problems.specrepo.model_dump(
             mode="json", include={"files", "functions_min", "functions_max", "difficulty"}
