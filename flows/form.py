@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from copy import deepcopy
 from enum import Enum, StrEnum
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
@@ -56,6 +57,10 @@ _LEAVES = (
 """What people change from run to run; every other setting goes by its dotted name."""
 
 
+_MEASURES = ("seconds", "days", "tokens", "share", "kB", "MB", "GB")
+"""Units that a description has to name. What is counted says so itself."""
+
+
 def _tree(keys: tuple[str, ...]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for key in keys:
@@ -77,15 +82,26 @@ def _without_null(schema: dict[str, Any]) -> None:
     schema.pop("default", None)
 
 
+def _choice(values: list[Any], schema: dict[str, Any]) -> None:
+    """A drop-down that may be left empty: the UI sends null for one that nobody touched, and
+    refuses the form where that is no choice."""
+    for key in ("anyOf", "$ref", "type", "default"):
+        schema.pop(key, None)
+    schema["enum"] = [*values, None]
+
+
 def _leaf(field: FieldInfo) -> tuple[Any, FieldInfo]:
     """The same field, with its bounds and description, that may be left empty."""
     own = deepcopy(field)
     own.default, own.default_factory = None, None
     extra = field.json_schema_extra
     unit = extra.get("unit") if isinstance(extra, dict) else None
-    if isinstance(unit, str) and unit not in ("", "1") and unit not in str(field.description):
+    if unit in _MEASURES and unit not in str(field.description):
         own.description = f"{field.description} In {unit}."
     own.json_schema_extra = _without_null
+    choices = field.annotation
+    if isinstance(choices, type) and issubclass(choices, Enum):
+        own.json_schema_extra = partial(_choice, [one.value for one in choices])
     own.validate_default = False
     return field.annotation | None, own  # type: ignore[operator]
 

@@ -4,10 +4,13 @@ empty."""
 from __future__ import annotations
 
 import pytest
-from pydantic import ValidationError
+from prefect.utilities.callables import parameter_schema
+from prefect.utilities.schema_tools.validation import validate
+from pydantic import BaseModel, ValidationError
 
 from configs.load import load_config, preset_names
 from flows.form import EMPTY, Preset, Settings, overrides_of
+from flows.train import train
 
 
 def test_presets_are_a_choice() -> None:
@@ -44,6 +47,21 @@ def test_what_is_filled_is_set() -> None:
 def test_bounds_and_names_are_those_of_the_settings(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         Settings.model_validate(wrong)
+
+
+def untouched(section: type[BaseModel]) -> dict[str, object]:
+    """What the UI sends for a form in which nothing was filled."""
+    below = {key: field.annotation for key, field in section.model_fields.items()}
+    return {
+        key: untouched(one) if isinstance(one, type) and issubclass(one, BaseModel) else None
+        for key, one in below.items()
+    }
+
+
+def test_a_form_that_nobody_touched_is_accepted() -> None:
+    values = {"preset": "smoke", "settings": untouched(Settings)}
+    assert validate(values, parameter_schema(train).model_dump()) == []
+    assert overrides_of(Settings.model_validate(values["settings"])) == []
 
 
 def test_inputs_are_plain() -> None:
