@@ -11,14 +11,18 @@ from storage.journal import read_journal
 from storage.layout import execution_id
 from storage.records import ExecutionOutcome, ExecutionResult, StepPlan, decode
 from storage.run import Run, open_run
+from tasks.sampling.group import read_calls
 from tasks.warm_start.build import policy_key
 from tests.flows.conftest import FinishedRun, finish, start_gyre
 from tests.flows.orchestrated import logs, marked_processes
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1000)]
 
+PAGE = 16
+"""Tokens of a page of the pool."""
 SETTINGS = (
     "cells.policy=elastic",
+    "cells.kv_pool=true",
     # Some tools are slow, so that groups end one after another.
     "problems.specrepo.slow_share=0.5",
     "problems.specrepo.slow_median_s=4",
@@ -49,7 +53,7 @@ def test_the_core_left_in_mid_step_and_all_came_back(elastic_run: Run) -> None:
     assert not [move for move in moves if move.failed]
     first = next(move for move in moves if move.to == "training")
     assert (first.cell, first.waterlevel > 0) == ("a", True), first.reason
-    assert {"reroute", "drain", "replica"} <= set(first.parts)
+    assert {"reroute", "drain", "backup", "replica"} <= set(first.parts)
     back = [move.cell for move in moves if move.to == "rollout" and move.step == 0]
     assert set(back) == {"a", "b"}, "both serve the new version before the step is over"
 
@@ -75,3 +79,15 @@ def test_no_execution_noticed_and_all_was_trained(elastic_run: Run) -> None:
 def test_the_core_moved_weights_to_the_other_cell(elastic_run: Run) -> None:
     proof = orjson.loads(elastic_run.store.read(elastic_run.layout.manifest))
     assert proof["cells"]["b"]["mooncake"]["read_bytes"] > 0
+
+
+def test_prefixes_followed_the_executions_that_moved(elastic_run: Run) -> None:
+    kept = cached = 0
+    for name in elastic_run.store.children(f"{elastic_run.layout.prefix}/executions"):
+        calls = read_calls(elastic_run.store, elastic_run.layout, name)
+        cells = {call.call_id: call.cell for call in calls}
+        moved = [call for call in calls if call.parent and cells[call.parent] != call.cell]
+        kept += sum(call.kept // PAGE * PAGE for call in moved)
+        cached += sum(min(call.cached_tokens, call.kept) for call in moved)
+    assert kept > 0
+    assert cached > 0.8 * kept
