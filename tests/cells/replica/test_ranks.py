@@ -128,14 +128,14 @@ def of(name: str, model: dict[str, torch.Tensor]) -> torch.Tensor:
 
 def test_samples_are_cut_in_order_and_by_tokens() -> None:
     assert cut([5, 5, 5, 5], 2) == [[0, 1], [2, 3]]
-    assert cut([10, 1, 1], 3) == [[0], [], [1, 2]]
+    assert cut([10, 1, 1], 3) == [[], [0], [1, 2]]
     assert cut([7], 4) == [[], [], [0], []]
 
 
 @pytest.mark.parametrize(
     ("sizes", "expected"),
     [
-        ({"tensor": 4}, r"kv_heads \(2\) must be a multiple of the layout's tensor \(4\)"),
+        ({"tensor": 3}, r"kv_heads \(2\) must be a multiple of the layout's tensor \(3\)"),
         ({"pipeline": 3}, r"layers \(2\) must be a multiple of the layout's pipeline \(3\)"),
         ({"data": 2, "expert": 2}, "expert is 2, and the model has no experts"),
     ],
