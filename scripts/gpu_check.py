@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,22 +123,24 @@ def long_row() -> dict[str, Any]:
     """Seconds and peak memory of forward and backward of one long row in bf16, recomputed."""
     from cells.replica.packing import pack
     from cells.replica.place import Place
-    from configs.layout import LayoutConfig
+    from configs.layout import LayoutConfig, Precision
 
-    layout = LayoutConfig(precision="bf16", recompute=True)
+    layout = LayoutConfig(precision=Precision.BF16, recompute=True)
     policy = _policy(hidden=1024, layers=8, place=Place(layout))
     found = {}
     for tokens in (8192, 32_768, 131_072):
         torch.cuda.reset_peak_memory_stats()
         row = pack(documents(1, tokens))
-        seconds = _timed(
-            lambda row=row: policy.passes.backward([row], lambda _, own, __: own.sum())
-        )
+        seconds = _timed(partial(policy.passes.backward, [row], _sum))
         found[str(tokens)] = {
             "seconds": seconds,
             "peak_gb": torch.cuda.max_memory_allocated() / 1e9,
         }
     return {"ok": True, "rows": found}
+
+
+def _sum(_: int, logprobs: torch.Tensor, __: torch.Tensor) -> torch.Tensor:
+    return logprobs.sum()
 
 
 def memory() -> dict[str, Any]:
