@@ -14,7 +14,12 @@ from configs.cells import CellsConfig, PolicyName
 from storage.run import open_run
 
 
-@task(name="manage_cells", cache_policy=NO_CACHE, persist_result=False)
+@task(
+    name="manage_cells",
+    task_run_name="manage_cells",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+)
 def manage_cells(
     root: str,
     run_id: str,

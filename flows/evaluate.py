@@ -18,6 +18,7 @@ from flows.doctor.preflight import preflight
 from flows.estimates import standard_error
 from flows.held_out import HeldOut
 from flows.hosts import cell_daemon, find_hosts, hosts_of
+from flows.progress import evaluation_bar
 from flows.rollouts import in_batches, living, roll_out, runner_for
 from flows.warm_start import warm_start
 from storage.hold import hold_run
@@ -109,8 +110,9 @@ def _roll_out_held_out(
         board.wait_serving(run.config.cells.switch_limit_s)
         temperature = run.config.evaluation.temperature
         batches = in_batches(queries, BATCH)
-        scored = roll_out(run, root, hosts, board, batches, version, temperature)
-        wait([score for _, score in scored if score is not None])
+        with evaluation_bar(run, version, queries, board):
+            scored = roll_out(run, root, hosts, board, batches, version, temperature)
+            wait([score for _, score in scored if score is not None])
     finally:
         board.stop()
         manager.wait()

@@ -26,6 +26,7 @@ from configs.training import StaleKind
 from flows.attempt import attempt, first_undone, turn
 from flows.hosts import Hosts, kept_elsewhere, kept_hosts
 from flows.plan import step_plan
+from flows.progress import step_bar
 from flows.rollouts import living, roll_out
 from flows.roots import absolute_root
 from storage.objects import StorageError
@@ -149,19 +150,20 @@ def _run(run: Run, root: str, hosts: Hosts, step: int) -> int:
         root, run.run_id, step, groups, epoch, board, feed, hosts.cells, hosts.core
     )
     try:
-        board.wait_serving(run.config.cells.switch_limit_s)
-        _roll_out_and_build(run, root, hosts, board, plan, feed)
-        feed.close()
-        if ahead is not None:
-            board.launch(living(run, ahead.queries), ahead.policy_version)
+        with step_bar(run, step, plan.queries, board):
             board.wait_serving(run.config.cells.switch_limit_s)
-            _roll_out_and_build(run, root, hosts, board, ahead, GroupFeed())
-        version = trainer.result()
-        checkpoint = save_checkpoint(
-            run, core, epoch=epoch, step=step, update=run.config.training.updates_per_step
-        )
-        # The next step begins with cells that serve; one that is late by then comes in it.
-        board.wait_settled(run.config.cells.switch_limit_s)
+            _roll_out_and_build(run, root, hosts, board, plan, feed)
+            feed.close()
+            if ahead is not None:
+                board.launch(living(run, ahead.queries), ahead.policy_version)
+                board.wait_serving(run.config.cells.switch_limit_s)
+                _roll_out_and_build(run, root, hosts, board, ahead, GroupFeed())
+            version = trainer.result()
+            checkpoint = save_checkpoint(
+                run, core, epoch=epoch, step=step, update=run.config.training.updates_per_step
+            )
+            # The next step begins with cells that serve; one that is late by then comes in it.
+            board.wait_settled(run.config.cells.switch_limit_s)
     except Exception as error:
         feed.fail(error)
         _end(board, manager, trainer)

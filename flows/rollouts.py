@@ -118,9 +118,13 @@ def in_batches(queries: Sequence[QueryPlan], executions: int) -> list[Batch]:
 
 
 def label(batch: Batch) -> str:
-    """Names a batch in the UI: its query, or its first and last one."""
-    first, last = batch[0].query_id, batch[-1].query_id
-    return first if first == last else f"{first} to {last}"
+    """Names a batch in the UI by its first and last execution."""
+    first, last = _members(batch[0])[0], _members(batch[-1])[-1]
+    if first == last:
+        return first
+    # Members of one query differ in their numbers alone.
+    end = last.removeprefix(f"{batch[0].query_id}-") if len(batch) == 1 else last
+    return f"{first} to {end}"
 
 
 def _unscored(run: Run, batch: Batch) -> bool:

@@ -22,7 +22,12 @@ from tasks.training.replica import HostReplica
 from tasks.training.stream import train_stream as run_stream
 
 
-@task(name="train_stream", cache_policy=NO_CACHE, persist_result=False)
+@task(
+    name="train_stream",
+    task_run_name="train_stream",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+)
 def train_stream(
     root: str,
     run_id: str,
