@@ -3,8 +3,9 @@
 A byte-level tokenizer cuts a text into words by a pattern and encodes each word by itself. Nearly
 all of its time goes into the cutting, and into words that it has encoded a thousand times. So the
 cutting is done here by the same pattern, and words are remembered. That is exact where Python's
-patterns and the tokenizer's own mean the same, which they do for ASCII: any other text is none of
-ours, nor are tokenizers that are built in another way.
+patterns and the tokenizer's own mean the same, which they do for ASCII; any other character counts
+as an ASCII one that is of the same classes for the tokenizer. Texts with characters that are like
+none are left to the tokenizer, and so are tokenizers that are built in another way.
 """
 
 from __future__ import annotations
@@ -12,8 +13,12 @@ from __future__ import annotations
 import json
 import re
 import string
+import unicodedata
 from itertools import chain
 from typing import Any
+
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import Split
 
 WORDS = 1 << 16
 """Words that are remembered."""
@@ -27,8 +32,42 @@ _ASCII_OF = {
     "Lu": "A-Z",
     "Ll": "a-z",
 }
+_OTHERS = re.compile(r"[^\x00-\x7f]+")
+_LIKE = "qQ7~\x0b"
+"""Characters that others can be like: letters, a digit, a sign, a space."""
 _NOTHING = {"Lt", "Lm", "Lo", "M", "Mn", "Mc", "Me", "Nl", "No", "Han"}
 """Classes of characters that ASCII has none of."""
+
+
+class Likeness(dict[str, str]):
+    """ASCII characters by others that a pattern can't tell from them; those that are like none are
+    themselves.
+
+    Args:
+        pattern: as the tokenizer has it.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        names = dict.fromkeys(re.findall(r"\\p\{\w+\}|\\[sdwSDW]", pattern))
+        self._classes = [Split(Regex(name), "removed") for name in names]
+        literal = re.sub(r"\\p\{\w+\}|\\.", "", pattern)
+        self._like = {self._kinds(one): one for one in _LIKE if one not in literal}
+
+    def of(self, text: str) -> str:
+        """The text, with others in place of what is not ASCII."""
+        return _OTHERS.sub(lambda found: "".join(map(self.__getitem__, found[0])), text)
+
+    def __missing__(self, one: str) -> str:
+        # A pattern that ignores case takes some for letters of ASCII. What this Python does not
+        # know, the tokenizer may know.
+        cases = one.casefold() + one.upper() + one.lower()
+        odd = any(map(str.isascii, cases)) or unicodedata.category(one) == "Cn"
+        self[one] = like = one if odd else self._like.get(self._kinds(one), one)
+        return like
+
+    def _kinds(self, one: str) -> tuple[bool, ...]:
+        """Of which classes a character is, as the tokenizer's own patterns say."""
+        return tuple(not kind.pre_tokenize_str(one) for kind in self._classes)
 
 
 class Words:
@@ -36,13 +75,24 @@ class Words:
 
     Args:
         backend: a tokenizer of the ``tokenizers`` package.
-        pattern: what it cuts by.
+        pattern: what it cuts by, for ASCII.
+        likeness: what other characters count as.
+        composed: whether it composes characters first.
         added: its added tokens, as they are written, with their ids.
     """
 
-    def __init__(self, backend: Any, pattern: re.Pattern[str], added: dict[str, int]) -> None:
+    def __init__(
+        self,
+        backend: Any,
+        pattern: re.Pattern[str],
+        likeness: Likeness,
+        composed: bool,
+        added: dict[str, int],
+    ) -> None:
         self._backend = backend
-        self._cut = pattern.findall
+        self._pieces = pattern.findall
+        self._likeness = likeness
+        self._composed = composed
         self._known: dict[str, list[int]] = {}
         self._added = {text: (one,) for text, one in added.items()}
         longest_first = sorted(added, key=len, reverse=True)
@@ -50,18 +100,30 @@ class Words:
         self._marks = re.compile(f"({either})") if added else None
 
     def ids(self, text: str) -> list[int] | None:
-        """Ids of a text, in which added tokens are recognised; None if it is not ASCII."""
-        if not text.isascii():
-            return None
-        if self._marks is None or self._marks.search(text) is None:
-            return self._of_words(self._cut(text))
+        """Ids of a text, in which added tokens are recognised; None if it must be left to the
+        tokenizer."""
         ids: list[int] = []
-        for place, part in enumerate(self._marks.split(text)):
+        for place, part in enumerate(self._marks.split(text) if self._marks else (text,)):
             if place % 2 == 1:
                 ids += self._added[part]
-            else:
-                ids += self._of_words(self._cut(part))
+                continue
+            words = self._cut(part)
+            if words is None:
+                return None
+            ids += self._of_words(words)
         return ids
+
+    def _cut(self, text: str) -> list[str] | None:
+        if text.isascii():
+            return self._pieces(text)
+        like = self._likeness.of(text)
+        if not like.isascii() or (self._composed and not unicodedata.is_normalized("NFC", text)):
+            return None
+        words, end = [], 0
+        for piece in self._pieces(like):
+            start, end = end, end + len(piece)
+            words.append(text[start:end])
+        return words
 
     def _of_words(self, words: list[str]) -> list[int]:
         known = self._known
@@ -93,17 +155,20 @@ def find_words(backend: Any) -> Words | None:
         pattern = re.compile(_in_ascii(source), re.ASCII)
     except (KeyError, re.error):
         return None
-    marks = {one["content"]: one["id"] for one in added}
-    if not _agree(Words(backend, pattern, marks), backend):
+    parts = (
+        *(backend, pattern, Likeness(source), built["normalizer"] is not None),
+        {one["content"]: one["id"] for one in added},
+    )
+    if not _agree(Words(*parts), backend):
         return None
-    return Words(backend, pattern, marks)  # without the words that it was tried on
+    return Words(*parts)  # without the words that it was tried on
 
 
 def _pattern(built: dict[str, Any]) -> str | None:
-    """The pattern that a tokenizer cuts ASCII by, where that is all that it does before the words
-    are encoded."""
+    """The pattern that a tokenizer cuts by, where that is all that it does to composed characters
+    before the words are encoded."""
     normalizer = built["normalizer"]
-    if normalizer is not None and normalizer["type"] not in ("NFC", "NFD", "NFKC", "NFKD"):
+    if normalizer is not None and normalizer["type"] != "NFC":
         return None
     match built["pre_tokenizer"]:
         case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
@@ -114,12 +179,12 @@ def _pattern(built: dict[str, Any]) -> str | None:
                 {
                     "type": "Split",
                     "pattern": {"Regex": str(pattern)},
-                    "behavior": "Isolated",
-                    "invert": False,
+                    "behavior": "Isolated" | "Removed" as between,
+                    "invert": bool(invert),
                 },
                 {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
             ],
-        }:
+        } if invert == (between == "Removed"):  # the words are the matches, in either way
             return pattern
     return None
 
