@@ -151,6 +151,7 @@ def _engine_settings(
         port=free_port(config.address),
         admin_key=secrets.token_urlsafe(24),
         release_memory=cells.release_memory,
+        gpus=cells.layout.ranks,
         kv_pool=kv_pool,
     )
 

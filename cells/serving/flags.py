@@ -26,6 +26,7 @@ class EngineSettings:
             group that run on two cells could draw the same numbers.
         admin_key: bearer token of the control calls; generations need none.
         release_memory: it will be asked to give its memory back.
+        gpus: that share the model's matrices, on ``cuda``.
         kv_pool: host:port of the Mooncake master whose KV pages it shares; None keeps its own to
             itself.
     """
@@ -40,6 +41,7 @@ class EngineSettings:
     port: int
     admin_key: str
     release_memory: bool = False
+    gpus: int = 1
     kv_pool: str | None = None
     host: str = "127.0.0.1"
 
@@ -85,8 +87,10 @@ def engine_argv(settings: EngineSettings) -> list[str]:
             "sampling-backend": "pytorch",
         }
         switches.append("disable-overlap-schedule")  # overlaps a GPU's work with the CPU's
-    elif settings.release_memory:
-        switches.append("enable-memory-saver")
+    else:
+        flags["tp-size"] = str(settings.gpus)
+        if settings.release_memory:
+            switches.append("enable-memory-saver")
     argv = [sys.executable, "-m", "cells.serving.launch"]
     for name, value in flags.items():
         argv += [f"--{name}", value]
