@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 import orjson
@@ -17,6 +18,9 @@ import pytest
 from cells.serving.process import free_port
 from storage.run import Run, open_run
 from tests.flows.orchestrated import MARK, Orchestrated, logs, marked_processes, serve
+
+if TYPE_CHECKING:
+    from tests.flows.operated import Operated
 
 RUN_LIMIT_S = 900
 
@@ -68,6 +72,15 @@ def orchestrated(
         served.stdin.close()
         served.wait(timeout=120)
     assert marked_processes(root) == []
+
+
+@pytest.fixture(scope="session")
+def operated(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operated]:
+    """`gyre serve`, whose runs have stand-ins for engines and replicas."""
+    from tests.flows.operated import gyre_served  # only now: it brings prefect and a browser
+
+    with gyre_served(tmp_path_factory.mktemp("operated"), tiny_policy) as site:
+        yield site
 
 
 def start_gyre(root: Path, command: str, *arguments: str) -> subprocess.Popen[str]:

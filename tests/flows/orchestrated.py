@@ -78,6 +78,21 @@ class Orchestrated:
         path = f"/deployments/{self.deployments[flow]}/create_flow_run"
         return str(self._ask("POST", path, body)["id"])
 
+    def automation(self, name: str, **changes: Any) -> None:
+        """Change an automation as the UI does: switch it, or give it another trigger's time."""
+        body = {"automations": {"name": {"any_": [name]}}}
+        (found,) = self._ask("POST", "/automations/filter", body)
+        within = changes.pop("within", None)
+        if within is not None:
+            found["trigger"]["within"] = within
+        changed = {key: found[key] for key in ("name", "description", "trigger", "actions")}
+        self._ask("PUT", f"/automations/{found['id']}", {**changed, **changes})
+
+    def resume(self, flow_run: str) -> None:
+        """As the button of a paused run."""
+        answer = self._ask("POST", f"/flow_runs/{flow_run}/resume", {})
+        assert answer["status"] == "ACCEPT", answer
+
     def flow_run(self, flow_run: str) -> dict[str, Any]:
         found: dict[str, Any] = self._ask("GET", f"/flow_runs/{flow_run}")
         return found
@@ -126,6 +141,29 @@ class Orchestrated:
         found = self._ask("POST", "/flow_runs/filter", body)
         return [one for one in found if one["parameters"]["run_id"] == run]
 
+    def flow_runs(self, name: str) -> list[str]:
+        """Ids of the flow runs of that name."""
+        body = {"flow_runs": {"name": {"any_": [name]}}}
+        return [str(one["id"]) for one in self._ask("POST", "/flow_runs/filter", body)]
+
+    def events(self, resource: str) -> dict[str, dict[str, Any]]:
+        """The newest payload of each kind of event of a resource."""
+        body = {"filter": {"resource": {"id": [resource]}}, "limit": 50}
+        found = self._ask("POST", "/events/filter", body)["events"]
+        return {one["event"]: one["payload"] for one in reversed(found)}
+
+    def runs_of(self, flow: str) -> list[dict[str, Any]]:
+        """Flow runs of a flow, the oldest first."""
+        body = {"flows": {"name": {"any_": [flow]}}, "sort": "EXPECTED_START_TIME_ASC"}
+        found: list[dict[str, Any]] = self._ask("POST", "/flow_runs/filter", body)
+        return found
+
+    def artifacts(self, key: str) -> list[dict[str, Any]]:
+        """All versions of an artifact."""
+        body = {"artifacts": {"key": {"any_": [key]}}}
+        found: list[dict[str, Any]] = self._ask("POST", "/artifacts/filter", body)
+        return found
+
     def tasks(self, flow_run: str) -> list[tuple[str, str]]:
         """Names and states of the task runs of a flow run, sorted."""
         body = {"flow_runs": {"id": {"any_": [flow_run]}}}
@@ -160,13 +198,28 @@ class Orchestrated:
             time.sleep(_POLL_S)
         if not answer.is_success:
             raise httpx.HTTPStatusError(answer.text, request=answer.request, response=answer)
-        return answer.json()
+        return answer.json() if answer.content else None
 
 
-def serve(root: Path, port: int) -> subprocess.Popen[str]:
-    """Start server, worker and deployments; their addresses are its first line of output."""
+def light(site: Orchestrated) -> dict[str, Any]:
+    """A configuration file of a run as small as ``Orchestrated.train``'s, with fewer executions."""
+    return {
+        "preset": "smoke",
+        "model": {"source": "hf_directory", "path": str(site.policy), "context": 1024},
+        "cells": {"cells": [{"name": "a", "core": True}]},
+        "harness": {"turns": 2, "sub_agents": 0},
+        "rollout": {"queries": 2, "group_size": 4},
+        "evaluation": {"before": False, "problems": 1},
+        "scoring": {"retries": 0},
+        "problems": {"reward": "tests.flows.evaluators:reward"},
+        "training": {"steps": 1, "updates_per_step": 1},
+    }
+
+
+def environment(root: Path) -> dict[str, str]:
+    """Of a process that keeps a server up, and of all that its worker starts."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    env |= {
+    return env | {
         MARK: str(root),
         "GYRE_TEST_EVALUATORS": str(root / "evaluators"),
         "GYRE_TEST_HOLD": str(root / "hold"),
@@ -174,10 +227,14 @@ def serve(root: Path, port: int) -> subprocess.Popen[str]:
         "PYTHONPATH": os.pathsep.join((str(_HERE / "stand_ins"), str(_HERE.parents[1]))),
         "PREFECT_WORKER_QUERY_SECONDS": "1",
     }
+
+
+def serve(root: Path, port: int) -> subprocess.Popen[str]:
+    """Start server, worker and deployments; their addresses are its first line of output."""
     with open(root / "orchestrated.log", "ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "tests.flows.orchestrated", str(root), str(port)],
-            env=env,
+            env=environment(root),
             cwd=root,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -1,0 +1,97 @@
+"""`gyre serve` as a person runs it, with stand-ins for engines and replicas, and a browser."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from playwright.sync_api import Page, sync_playwright
+
+from cells.serving.process import free_port
+from flows.deploy import DEPLOYED
+from tests.flows.orchestrated import LIMIT_S, Orchestrated, environment, logs, marked_processes
+
+CHROMIUM = "/usr/bin/chromium"
+UI_LIMIT_MS = 180_000
+_END_LIMIT_S = 120
+
+
+@dataclass(frozen=True)
+class Operated(Orchestrated):
+    """What is served, and where a reader would look."""
+
+    pages: str
+    """Address of the pages of runs."""
+
+
+@contextmanager
+def gyre_served(root: Path, policy: Path) -> Iterator[Operated]:
+    """Start `gyre serve` on a new root and end it as Ctrl-C does; nothing of it may be left."""
+    (root / "evaluators").mkdir()
+    port = free_port()
+    argv = [sys.executable, "-m", "flows.cli", "serve", "--root", str(root), "--port", "0"]
+    argv += ["--set", f"prefect.port={port}", "--set", f"prefect.start_limit_s={LIMIT_S}"]
+    with open(root / "serve.log", "ab") as log:
+        served = subprocess.Popen(
+            argv,
+            env=environment(root),
+            cwd=root,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+            text=True,
+        )
+    try:
+        pages = _until_ready(served, root)
+        ui = f"http://127.0.0.1:{port}"
+        with httpx.Client(base_url=f"{ui}/api", trust_env=False, timeout=60) as api:
+            ids = {
+                name: str(api.get(f"/deployments/name/{name}/{name}").json()["id"])
+                for name in DEPLOYED
+            }
+            yield Operated(api=api, url=ui, root=root, deployments=ids, policy=policy, pages=pages)
+    finally:
+        served.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            served.wait(timeout=_END_LIMIT_S)
+        served.kill()
+    assert served.returncode == 0, logs(root)
+    assert marked_processes(root) == []
+
+
+def _until_ready(served: subprocess.Popen[str], root: Path) -> str:
+    """Read what it prints until it is ready; the address of its pages."""
+    assert served.stdout is not None
+    pages = ""
+    for line in served.stdout:
+        if found := re.search(r"pages of runs: (\S+)", line):
+            pages = found.group(1)
+        if line.startswith("ready"):
+            return pages
+    raise AssertionError(logs(root))
+
+
+@contextmanager
+def browser_page(width: int = 1280, height: int = 1600) -> Iterator[Page]:
+    """A page of Debian's Chromium."""
+    with sync_playwright() as play, tempfile.TemporaryDirectory() as folder:
+        context = play.chromium.launch_persistent_context(
+            folder,
+            executable_path=CHROMIUM,
+            args=["--no-sandbox"],
+            viewport={"width": width, "height": height},
+        )
+        try:
+            page = context.new_page()
+            page.set_default_timeout(UI_LIMIT_MS)
+            yield page
+        finally:
+            context.close()
