@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cells.process import spawn
-from cells.replica.errors import DamagedError
+from cells.replica.errors import DamagedError, ReplicaError
 from cells.replica.frames import FrameError, pack_frame, receive_frame
 from cells.replica.place import Place
 from cells.replica.settings import ReplicaSettings
@@ -85,11 +85,15 @@ class Team:
         for rank, found in enumerate(others, start=1):
             if found is None:
                 raise DamagedError(f"rank {rank} ended during {command}")
-            if ("error" in found) is not (refused is not None):
-                told = found.get("error") or refused
-                raise DamagedError(f"ranks disagree about {command}: {told}")
-            if "answer" in found:
+            told = found.get("error")
+            damaged = told is not None and told["kind"] == DamagedError.__name__
+            if damaged or (told is None) is not (refused is None):
+                text = refused if told is None else told["text"]
+                raise DamagedError(f"ranks disagree about {command}, or rank {rank} failed: {text}")
+            if told is None:
                 answers.append(found["answer"])
+            elif told["text"] != str(refused):
+                refused = ReplicaError(f"{refused}; rank {rank}: {told['text']}")
         if refused is not None:
             raise refused
         return merged(command, answers, self._settings)
