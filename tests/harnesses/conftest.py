@@ -35,7 +35,12 @@ def make_stage(tmp_path: Path) -> MakeStage:
 
     @asynccontextmanager
     async def stage(
-        play: Play, *, harness: dict[str, Any], engines: int = 1, context: int = CONTEXT
+        play: Play,
+        *,
+        harness: dict[str, Any],
+        engines: int = 1,
+        context: int = CONTEXT,
+        codec: Codec | None = None,
     ) -> AsyncIterator[Stage]:
         budget = {"context_budget": 100_000, "max_tokens": 8192, "turns": 40, "tool_timeout_s": 600}
         config = RunConfig.model_validate(
@@ -64,7 +69,8 @@ def make_stage(tmp_path: Path) -> MakeStage:
             ),
             scratch=scratch,
         )
-        gateway = Gateway(store, layout, config, Codec(tokenizer(), RENDERER))
+        codec = codec or Codec(tokenizer(), RENDERER)
+        gateway = Gateway(store, layout, config, codec)
         running = asyncio.create_task(gateway.run())
         found = await registered(store, layout, running)
         bench = Bench(found.token, found.url, store, layout)

@@ -232,16 +232,22 @@ class Stage:
         """What holds for every execution: what was recorded is what the engine was sent and said,
         every call that does not extend the one before says why, and what was delivered is trained.
         """
-        whole = prompts(done.calls)
         sent = {tuple(one["input_ids"]) for engine in self.engines for one in engine.requests}
+        whole = prompts(done.calls)
+        for one in done.calls:
+            prompt = tuple(whole[one.call_id])
+            assert prompt in sent
+            self._check_output(one, self.play.replies[prompt])
+        self.check_tree(done)
+
+    def check_tree(self, done: Performed) -> None:
+        """As ``check``, without the engine's side."""
         ends = {
             one.call_id: one.kept + len(one.new_ids) + len(one.output_ids) for one in done.calls
         }
         answered: set[str] = set()
         for one in done.calls:
-            prompt = tuple(whole[one.call_id])
-            assert prompt in sent
-            self._check_output(one, self.play.replies[prompt])
+            assert len(one.output_logprobs) == len(one.output_ids)
             if one.fork_reason is None:
                 continues = one.parent is not None and one.kept == ends[one.parent]
                 assert continues or one.agent not in answered, f"unexplained: {one.call_id}"
@@ -253,7 +259,6 @@ class Stage:
         output = list(one.output_ids)
         cut = one.status is not CallStatus.COMPLETE or one.finish_reason == "length"
         assert any(output == (reply[: len(output)] if cut else reply) for reply in said)
-        assert len(one.output_logprobs) == len(output)
 
     def _check_targets(self, done: Performed) -> None:
         tree = build_tree(done.calls)
