@@ -1,0 +1,283 @@
+"""Operating runs in the Prefect UI and from a terminal: the form of a deployment, what is shown of
+a run, the button that cancels one, a sweep with its page, schedules, deployments."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+import yaml
+from playwright.sync_api import Locator, Page, expect
+
+from flows.plan import step_plan
+from flows.step_page import artifact_key
+from flows.sweep.plan import SweepPlan, plan_key
+from flows.sweep.results import Results, read_results
+from flows.sweep.share import find_shared
+from storage.run import Run
+from storage.samples import read_header
+from tests.flows.operated import UI_LIMIT_MS, Operated, browser_page
+from tests.flows.orchestrated import environment, light
+
+pytestmark = [pytest.mark.real, pytest.mark.long, pytest.mark.timeout(3000)]
+
+FORMED, HELD, SWEEP = "formed", "held", "caps"
+EXECUTIONS = 8
+CAPS = ("1", "2", "5", "none")
+PICTURES = os.environ.get("GYRE_TEST_PICTURES")
+"""A folder for screenshots, for whoever wants to look at them."""
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    with browser_page() as page:
+        yield page
+
+
+def picture(page: Page, name: str) -> None:
+    if PICTURES:
+        page.screenshot(path=str(Path(PICTURES) / f"{name}.png"))
+
+
+def field(page: Page, name: str) -> Locator:
+    """The input below a label of a form; the last of its name."""
+    label = page.locator(".schema-form-property__label", has_text=name).last
+    around = label.locator("xpath=ancestor::div[contains(@class, 'p-label ')][1]")
+    return around.locator("textarea, input").first
+
+
+def start_from_form(site: Operated, page: Page, run_id: str) -> str:
+    """Fill the form of `train` with a file's name and a setting of its own; the flow run's id."""
+    path = site.root / "light.yaml"
+    config = light(site)
+    config["training"] = {"steps": 4, "updates_per_step": 1}
+    path.write_text(yaml.safe_dump(config))
+    address = f"{site.url}/deployments/deployment/{site.deployments['train']}/run"
+    page.goto(address, wait_until="domcontentloaded")
+    field(page, "run_id (Optional)").fill(run_id)
+    field(page, "config (Optional)").fill(str(path))
+    field(page, "Steps (Optional)").fill("1")
+    field(page, "run_id (Optional)").scroll_into_view_if_needed()
+    picture(page, f"form-{run_id}")
+    page.get_by_role("button", name="Submit").click()
+    return made(site, f"train {run_id}")
+
+
+def made(site: Operated, name: str) -> str:
+    """Wait for the flow run of that name; its id."""
+    found: list[str] = []
+
+    def there() -> bool:
+        found.extend(site.flow_runs(name))
+        return bool(found)
+
+    site.until(there, f"flow run {name}")
+    return found[0]
+
+
+@dataclass(frozen=True)
+class Formed:
+    """A run that was started from the form, and its flow run."""
+
+    run: Run
+    flow_run: str
+
+
+@pytest.fixture(scope="module")
+def formed(operated: Operated, page: Page) -> Formed:
+    flow_run = start_from_form(operated, page, FORMED)
+    operated.wait(flow_run, "COMPLETED")
+    return Formed(operated.run(FORMED), flow_run)
+
+
+def test_a_run_starts_from_the_form_with_what_was_filled(formed: Formed) -> None:
+    assert formed.run.config.training.steps == 1
+    assert formed.run.config.harness.turns == 2
+
+
+def test_the_ui_shows_the_run_with_its_tables_and_links(
+    formed: Formed, operated: Operated, page: Page
+) -> None:
+    page.goto(f"{operated.url}/runs/flow-run/{formed.flow_run}", wait_until="domcontentloaded")
+    expect(page.get_by_text(f"train {FORMED}").first).to_be_visible(timeout=UI_LIMIT_MS)
+    picture(page, "run")
+    artifact = f"{operated.url}/artifacts/key/{artifact_key(FORMED)}"
+    page.goto(artifact, wait_until="domcontentloaded")
+    expect(page.get_by_text("step 1 of 1, version 1").first).to_be_visible(timeout=UI_LIMIT_MS)
+    link = page.get_by_role("link", name="report").first
+    assert link.get_attribute("href") == f"{operated.pages}/runs/{FORMED}"
+    picture(page, "step")
+    page.goto(f"{operated.pages}/runs/{FORMED}/executions?step=0", wait_until="domcontentloaded")
+    expect(page.get_by_role("link", name="s00000-q0000-e000")).to_be_visible()
+    page.get_by_role("link", name="s00000-q0000-e000").click()
+    expect(page.get_by_text("s00000-q0000-e000").first).to_be_visible()
+
+
+def test_a_step_has_a_bar_and_tasks_named_after_executions(
+    formed: Formed, operated: Operated
+) -> None:
+    bars = operated.artifacts(f"progress-{artifact_key(FORMED)}")
+    assert {(bar["type"], bar["data"]) for bar in bars} == {("progress", 100)}
+    (step,) = operated.steps(FORMED)
+    names = [name for name, _ in operated.tasks(step["id"])]
+    assert "rollout s00000-q0000-e000 to e003" in names
+    assert "score s00000-q0001-e000 to e003" in names
+
+
+def test_a_finished_step_sent_its_events(formed: Formed, operated: Operated) -> None:
+    payloads: dict[str, dict[str, object]] = {}
+
+    def there() -> bool:
+        payloads.update(operated.events(f"gyre.run.{FORMED}"))
+        return "gyre.evaluation.finished" in payloads
+
+    operated.until(there, "events of the run")
+    done = payloads["gyre.step.finished"]
+    assert (done["step"], done["steps"], done["version"]) == (0, 1, 1)
+    assert done["valid"] == EXECUTIONS
+    assert payloads["gyre.cell.switched"]["cell"] == "a"
+    assert payloads["gyre.checkpoint.published"]["version"] == 1
+
+
+def test_tensorboard_has_the_run(formed: Formed) -> None:
+    folder = f"{formed.run.layout.prefix}/tensorboard"
+    assert [name.split(".")[-1] for name in formed.run.store.children(folder)] == [
+        "00000001-step-00000",
+        "00000001-z-held-out",
+    ]
+
+
+def test_the_button_cancels_a_run(operated: Operated, page: Page) -> None:
+    operated.hold.touch()
+    try:
+        flow_run = start_from_form(operated, page, HELD)
+        operated.wait(flow_run, "RUNNING")
+        operated.until(lambda: operated.steps(HELD), "the first step")
+        page.goto(f"{operated.url}/runs/flow-run/{flow_run}", wait_until="domcontentloaded")
+        page.get_by_role("button", name="Cancel").first.click()
+        page.locator(".p-modal__card").get_by_role("button", name="Cancel").last.click()
+        operated.wait(flow_run, "CANCELLED")
+    finally:
+        operated.hold.unlink()
+    assert operated.left() == []
+
+
+@dataclass(frozen=True)
+class Swept:
+    """A sweep that has ended."""
+
+    results: Results
+    flow_run: str
+
+
+@pytest.fixture(scope="module")
+def swept(formed: Formed, operated: Operated, page: Page) -> Swept:
+    """Started from the form of `sweep`, filled by an address as `Copy to new run` makes it."""
+    parameters = {
+        "name": SWEEP,
+        "parameters": [{"key": "trajectory.cap", "values": CAPS}],
+        "seeds": 2,
+        "from_run": FORMED,
+        "root": str(operated.root),
+    }
+    address = f"{operated.url}/deployments/deployment/{operated.deployments['sweep']}/run"
+    filled = quote(json.dumps(parameters))
+    page.goto(f"{address}?parameters={filled}", wait_until="domcontentloaded")
+    expect(field(page, "from_run")).to_have_value(FORMED, timeout=UI_LIMIT_MS)
+    picture(page, "form-sweep")
+    page.get_by_role("button", name="Submit").click()
+    flow_run = made(operated, f"sweep {SWEEP}")
+    operated.wait(flow_run, "COMPLETED")
+    plan = formed.run.store.read_record(plan_key(SWEEP), SweepPlan)
+    return Swept(read_results(formed.run.store, plan), flow_run)
+
+
+def test_a_sweep_trains_every_point_on_the_same_first_rollouts(
+    swept: Swept, formed: Formed, operated: Operated
+) -> None:
+    source = formed.run
+    assert swept.results.done == len(swept.results.runs) == 2 * len(CAPS)
+    for one in swept.results.runs:
+        run = operated.run(one.run_id)
+        shared = find_shared(run)
+        assert shared is not None and shared.executions == EXECUTIONS
+        assert step_plan(run, 0, 0) == step_plan(source, 0, 0)
+        cap = run.config.trajectory.cap
+        for query in step_plan(run, 0, 0).queries:
+            own = read_header(run.store, run.layout.group(query.query_id))
+            theirs = read_header(source.store, source.layout.group(query.query_id))
+            assert [m.verdict for m in own.members] == [m.verdict for m in theirs.members]
+            assert all(member.selected <= (cap or 1000) for member in own.members)
+        (flow_run,) = operated.flow_runs(f"train {one.run_id}")
+        tags = operated.flow_run(flow_run)["tags"]
+        shown = "none" if cap is None else str(cap)
+        assert {f"sweep:{SWEEP}", f"trajectory.cap={shown}", f"seed={one.seed}"} <= set(tags)
+        (step,) = operated.steps(one.run_id)
+        names = {name.split(" ")[0] for name, _ in operated.tasks(step["id"])}
+        assert "samples" in names and not names & {"rollout", "score"}
+
+
+def test_the_page_of_a_sweep_shows_its_points(swept: Swept, operated: Operated, page: Page) -> None:
+    page.goto(f"{operated.pages}/sweeps/{SWEEP}", wait_until="domcontentloaded")
+    expect(page.get_by_role("heading", name=SWEEP)).to_be_visible()
+    expect(page.locator(".plotly-graph-div svg.main-svg").first).to_be_visible()
+    body = page.inner_text("body")
+    assert "Shared first step" in body and all(f"cap {cap}" in body for cap in CAPS)
+    assert "within noise" in body or "wins" in body
+    picture(page, "sweep")
+
+
+COMMANDS = (
+    ("deploy", "--env", "AWS_SECRET_ACCESS_KEY={{ prefect.blocks.secret.gyre-s3 }}"),
+    ("schedule", "train", "weekly", "--cron", "0 2 * * 6", "--config", "light.yaml"),
+    ("schedule", "evaluate", "nightly", "--run", FORMED, "--cron", "0 3 * * *",
+     "--timezone", "Europe/Berlin"),
+    ("schedule", "list", "--json"),
+    ("deploy",),
+    ("schedule", "remove", "weekly"),
+    ("pause", FORMED),
+    ("pause", FORMED, "--undo"),
+    ("sweep", "caps2", "--param", "trajectory.cap=1,5", "--from-run", FORMED, "--check"),
+    ("attach", FORMED),
+)  # fmt: skip
+_RUN_ALL = """
+import json, sys
+from typer.testing import CliRunner
+from flows.cli import app
+lines = []
+for words in json.loads(sys.argv[1]):
+    done = CliRunner().invoke(app, words)
+    lines.append([words[:2], done.exit_code, done.stdout])
+print(json.dumps(lines))
+"""
+
+
+def test_commands_of_the_documents_work_on_the_server(formed: Formed, operated: Operated) -> None:
+    """All in one process: each would load Prefect anew."""
+    root = ("--root", str(operated.root))
+    env = environment(operated.root) | {"PREFECT_API_URL": f"{operated.url}/api"}
+    done = subprocess.run(
+        [sys.executable, "-c", _RUN_ALL, json.dumps([[*one, *root] for one in COMMANDS])],
+        env=env,
+        cwd=operated.root,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = json.loads(done.stdout)
+    assert [code for _, code, _ in lines] == [0] * len(COMMANDS), lines
+    schedules = {one["name"]: one for one in json.loads(lines[3][2])}
+    assert schedules["nightly"]["timezone"] == "Europe/Berlin"
+    assert schedules["weekly"]["cron"] == "0 2 * * 6"
+    answer = operated.api.get("/deployments/name/train/train").json()
+    assert answer["job_variables"]["env"]["AWS_SECRET_ACCESS_KEY"].startswith("{{ prefect.blocks")
+    assert not answer["schedules"]
+    assert operated.api.get("/deployments/name/evaluate/evaluate").json()["schedules"]
