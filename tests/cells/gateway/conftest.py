@@ -268,7 +268,8 @@ def make_bench(tmp_path: Path, codec: Codec) -> MakeBench:
     @asynccontextmanager
     async def bench(*, renderer: Codec | None = None, **settings: Any) -> AsyncIterator[Bench]:
         store, layout = Store(tmp_path / "root"), RunLayout("r1")
-        config = RunConfig.model_validate({"gateway": settings})
+        # Nobody renews the lease, and a long test may take long.
+        config = RunConfig.model_validate({"gateway": settings, "cells": {"lease_s": 7200}})
         gateway = Gateway(store, layout, config, renderer or codec)
         running = asyncio.create_task(gateway.run())
         found = await registered(store, layout, running)
