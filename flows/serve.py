@@ -71,6 +71,7 @@ def pages_on(root: str, host: str, port: int) -> Iterator[str]:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen()  # who asks before the thread serves waits, instead of being refused
     except OSError as error:
         listener.close()
         raise ServerError(f"port {port} of {host} for the pages: {error.strerror}") from None

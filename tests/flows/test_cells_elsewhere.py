@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -97,7 +96,7 @@ def spread(
         assert command.returncode == 0, f"{output[-6000:]}\n{logs(root)}"
     finally:
         for host in hosts.values():
-            host.send_signal(signal.SIGINT)
+            host.terminate()  # not SIGINT, which a suite in the background ignores
         said = {cell: host.communicate(timeout=LIMIT_S)[0] for cell, host in hosts.items()}
     assert marked_processes(root) == []
     codes = {cell: host.returncode for cell, host in hosts.items()}

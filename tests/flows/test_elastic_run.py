@@ -90,4 +90,6 @@ def test_prefixes_followed_the_executions_that_moved(elastic_run: Run) -> None:
         kept += sum(call.kept // PAGE * PAGE for call in moved)
         cached += sum(min(call.cached_tokens, call.kept) for call in moved)
     assert kept > 0
-    assert cached > 0.8 * kept
+    # Without the pool a page of the common system prompt is all. What a cell had sampled when it
+    # was aborted may be asked for elsewhere before it is written.
+    assert cached > 0.4 * kept

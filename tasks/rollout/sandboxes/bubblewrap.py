@@ -106,12 +106,14 @@ def _arguments(
 ) -> list[str]:
     argv = [] if group is None else group.entering()
     argv += _namespaces(program)
-    if packages and sys.prefix != sys.base_prefix:
-        argv += ["--ro-bind", sys.prefix, sys.prefix]
     if room.network:
         argv.append("--share-net")
+    # Before all that is shown: Python, or this environment, may itself lie in one of them.
     for place in ("/tmp", "/home", "/dev/shm"):
         argv += _in_memory(place, room)
+    argv += _system()
+    if packages and sys.prefix != sys.base_prefix:
+        argv += ["--ro-bind", sys.prefix, sys.prefix]
     # What lies in /proc/sys belongs to root, so a root inside could write the machine's settings.
     argv += ["--dir", "/home/agent", "--remount-ro", "/dev", "--remount-ro", "/proc"]
     for path in room.readable:
@@ -131,13 +133,17 @@ def _in_memory(place: str, room: Room) -> list[str]:
     return ["--size", str(size << 20), "--tmpfs", place]
 
 
-@lru_cache(maxsize=4)
 def _namespaces(program: str) -> tuple[str, ...]:
     argv = [program, "--unshare-all", "--die-with-parent", "--new-session"]
     # Of the new user namespace, and root would have them all: with them the read-only mounts and
     # the sizes of the temporary folders could be undone.
     argv += ["--cap-drop", "ALL"]
-    argv += ["--proc", "/proc", "--dev", "/dev"]
+    return (*argv, "--proc", "/proc", "--dev", "/dev")
+
+
+@lru_cache(maxsize=1)
+def _system() -> tuple[str, ...]:
+    argv: list[str] = []
     for path in _visible():
         if path.is_symlink() and str(path) in _SYSTEM:
             argv += ["--symlink", str(path.readlink()), str(path)]
@@ -165,7 +171,7 @@ def _works() -> str:
             "(Debian: apt-get install bubblewrap), or set rollout.sandbox=process, which isolates "
             "nothing"
         )
-    probe = [*_namespaces(program), "--", "/bin/true"]
+    probe = [*_namespaces(program), *_system(), "--", "/bin/true"]
     try:
         done = subprocess.run(
             probe, capture_output=True, timeout=_START_LIMIT_S, check=False, env={}

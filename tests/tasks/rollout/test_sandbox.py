@@ -6,6 +6,7 @@ import logging
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,6 +101,18 @@ def test_network_and_readable_paths(folder: Path, tmp_path: Path) -> None:
     assert run(sandbox, Room(folder), "cat", str(given)).returncode != 0
     assert run(sandbox, Room(folder, readable=(given,)), "cat", str(given)).stdout == "given"
     assert run(sandbox, Room(folder, readable=(given,)), "touch", str(given)).returncode != 0
+
+
+@needs_bwrap
+def test_python_is_seen_where_it_lies_in_a_place_that_is_empty_inside(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as prefix:
+        (Path(prefix) / "module").write_text("of this environment")
+        monkeypatch.setattr(sys, "prefix", prefix)
+        done = run(Bubblewrap(), Room(folder), "cat", f"{prefix}/module")
+        assert done.stdout == "of this environment"
+        assert run(Bubblewrap(), Room(folder), "ls", "/tmp").stdout.split() == [Path(prefix).name]
 
 
 @needs_bwrap
