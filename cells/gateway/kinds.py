@@ -66,7 +66,7 @@ def by_shape(request: ChatRequest, node: Node | None, branches: Branches) -> Ori
     known = [agent for agent in branches.roots if agent != BACKGROUND]
     if node is not None:
         agent = node.agent
-        parent = None if agent in (MAIN, BACKGROUND) else parent_of(request, branches)
+        parent = None if agent in (MAIN, BACKGROUND) else parent_of(request, branches, agent)
         return Origin(agent, kind_of(agent, asks), "shape: goes on from a recorded call", parent)
     lone = not request.tools and sum(m["role"] == "user" for m in request.messages) == 1
     if lone and request.sampling.json_schema is not None:
@@ -75,13 +75,14 @@ def by_shape(request: ChatRequest, node: Node | None, branches: Branches) -> Ori
         return Origin(MAIN, CallKind.MAIN, "shape: first call of the execution")
     for agent in known:
         if request.messages[0] == branches.roots[agent]:
-            parent = None if agent == MAIN else parent_of(request, branches)
+            parent = None if agent == MAIN else parent_of(request, branches, agent)
             return Origin(agent, kind_of(agent, asks), f"shape: opens as {agent} did", parent)
     if not request.tools and (asks_summary(request) or is_summariser(request)):
         return Origin(MAIN, CallKind.MAIN_SUMMARY, "shape: asks for a summary, has no tools")
     if lone:
         return background("shape: a lone question without tools")
-    agent, parent = f"sub-{len(known)}", parent_of(request, branches)
+    agent = f"sub-{len(known)}"
+    parent = parent_of(request, branches, agent)
     return Origin(agent, CallKind.SUB_AGENT, "shape: a new opening", parent)
 
 
@@ -119,14 +120,16 @@ def is_summariser(request: ChatRequest) -> bool:
     return first["role"] == "system" and _SUMMARY.search(first["content"]) is not None
 
 
-def parent_of(request: ChatRequest, branches: Branches) -> str:
-    """The agent whose open tool call holds the first words of the user: it gave that task. The main
-    agent where none does."""
+def parent_of(request: ChatRequest, branches: Branches, agent: str) -> str:
+    """The other agent whose open tool call holds the first words of the user: it gave that task.
+    The main agent where none does."""
     first = next((m["content"] for m in request.messages if m["role"] == "user"), "").strip()
     if len(first) >= _TASK_LENGTH:
-        for agent, node in branches.last.items():
-            if any(_holds(call, first) for call in node.reply.get("tool_calls", ())):
-                return agent
+        for other, node in branches.last.items():
+            calls = node.reply.get("tool_calls", ())
+            # Its own calls can name what its task names too, such as a folder.
+            if other != agent and any(_holds(call, first) for call in calls):
+                return other
     return MAIN
 
 

@@ -223,6 +223,32 @@ async def test_calls_without_headers_are_told_by_shape(bench, engine, script, sa
     assert [call.parent for call in calls[:3]] == [None, None, calls[0].call_id]
 
 
+async def test_no_agent_is_its_own_parent(bench, engine, script, say) -> None:
+    """The first words of a sub-agent can tell of a folder that its own calls name too."""
+    await bench.cell("a", engine)
+    execution = await bench.open()
+    look = {"name": "list", "arguments": {"path": "/workspace"}}
+    script.say(say("", {"name": "task", "arguments": {"prompt": "x"}}), say("", look), say("done"))
+    headers = {"authorization": f"Bearer {execution.key}"}
+
+    async def ask(body: dict[str, Any]) -> dict[str, Any]:
+        url = f"{execution.base_url}/chat/completions"
+        answer = await bench.http.post(url, json=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["choices"][0]["message"]
+
+    await ask(
+        qwen([{"role": "system", "content": "You are an agent."}, USER], "task", stream=False)
+    )
+    told = {"role": "user", "content": "You are in /workspace."}
+    sub = [{"role": "system", "content": "You look for things."}, told]
+    said = await ask(qwen(sub, "list", stream=False))
+    result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "a.py"}
+    await ask(qwen([*sub, said, result], "list", stream=False))
+    found = [(call.agent, call.parent_agent) for call in bench.calls()]
+    assert found == [("main", None), ("sub-1", "main"), ("sub-1", "main")]
+
+
 async def test_a_title_beside_a_first_call_that_runs_is_background(
     bench, engine, script, say
 ) -> None:
