@@ -144,6 +144,11 @@ def ids(text: str) -> list[int]:
     return [one for piece in pieces for one in tokenizer().encode(piece, add_special_tokens=False)]
 
 
+def is_empty(one: Call) -> bool:
+    """Whether the policy said nothing but that it is done."""
+    return list(one.output_ids) == ids("<|im_end|>") and one.finish_reason == "stop"
+
+
 def has(*texts: str) -> Callable[[Prompt], bool]:
     """Whether all of these are somewhere in a prompt."""
     return lambda prompt: all(text in prompt.text for text in texts)

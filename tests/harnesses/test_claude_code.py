@@ -12,7 +12,7 @@ from tasks.rollout.execution import carry_out
 from tasks.rollout.harnesses.claude_code import ClaudeCode
 from tests.harnesses.conftest import MakeStage
 from tests.harnesses.faults import Fault, Network
-from tests.harnesses.stage import ENDLESS, Part, Play, asked, call, has, malformed
+from tests.harnesses.stage import ENDLESS, Part, Play, asked, call, has, is_empty, malformed
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -61,8 +61,16 @@ async def test_works_in_spite_of_bad_replies(make_stage: MakeStage, version: str
     assert done.files["a.py"] == "print(6 * 7)\n"
     assert done.files["out.txt"] == "42\n"
     assert {one.agent for one in done.calls} <= {"main", "background"}
-    assert "length" in {one.finish_reason for one in done.of("main")}
-    assert {one.fork_reason for one in done.of("main")} == {None}
+    main = done.of("main")
+    assert [one.finish_reason for one in main] == [
+        *["tool_calls"] * 3,
+        "length",
+        *["tool_calls"] * 2,
+        "stop",
+        "stop",
+    ]
+    assert [is_empty(one) for one in main] == [*[False] * 6, True, False]
+    assert {one.fork_reason for one in main} == {None}
 
 
 @pytest.mark.parametrize("version", ClaudeCode.versions)

@@ -9,7 +9,7 @@ import pytest
 from storage.records import ExecutionOutcome
 from tasks.rollout.execution import carry_out
 from tests.harnesses.conftest import MakeStage
-from tests.harnesses.stage import ENDLESS, Part, Play, Prompt, asked, call, has, malformed
+from tests.harnesses.stage import ENDLESS, Part, Play, Prompt, asked, call, has, is_empty, malformed
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -48,6 +48,7 @@ def wait_for_it(prompt: Prompt) -> str:
 
 
 async def test_a_sub_agent_and_a_compaction(make_stage: MakeStage) -> None:
+    """An empty answer ends it."""
     spawn = call("multi_agent_v1.spawn_agent", message="SCENE-SUB: look around.")
     play = Play(
         Part(asked("CONTEXT CHECKPOINT COMPACTION"), ["SCENE-AFTER: a.py is written."]),
@@ -70,3 +71,4 @@ async def test_a_sub_agent_and_a_compaction(make_stage: MakeStage) -> None:
     assert (main[place].fork_reason or "").startswith("tools changed"), "it is shown no tools"
     assert (main[place + 1].parent, main[place + 1].fork_reason) == (None, "fresh history")
     assert main[place + 2].parent == main[place + 1].call_id
+    assert is_empty(main[-1]), "it takes an empty answer for the end"

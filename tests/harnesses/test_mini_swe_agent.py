@@ -7,7 +7,7 @@ import pytest
 from storage.records import ExecutionOutcome
 from tasks.rollout.execution import carry_out
 from tests.harnesses.conftest import MakeStage
-from tests.harnesses.stage import ENDLESS, Part, Play, call, has, malformed
+from tests.harnesses.stage import ENDLESS, Part, Play, call, has, is_empty, malformed
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -38,5 +38,7 @@ async def test_works_in_spite_of_bad_replies(make_stage: MakeStage) -> None:
     assert done.files["out.txt"] == "42\n"
     assert done.kinds == [("main", "main")]
     assert len(done.calls) == len(lines)
+    assert is_empty(done.calls[3])
+    assert done.calls[4].finish_reason == "length"
     forks = {(one.fork_reason or "").partition(":")[0] for one in done.calls}
     assert forks == {"", "earlier call"}

@@ -7,7 +7,7 @@ import pytest
 from storage.records import ExecutionOutcome
 from tasks.rollout.execution import carry_out
 from tests.harnesses.conftest import MakeStage
-from tests.harnesses.stage import ENDLESS, Part, Play, asked, call, has, malformed
+from tests.harnesses.stage import ENDLESS, Part, Play, asked, call, has, is_empty, malformed
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -44,6 +44,7 @@ async def test_works_in_spite_of_bad_replies(make_stage: MakeStage) -> None:
 
 
 async def test_a_sub_agent_and_a_compaction(make_stage: MakeStage) -> None:
+    """An empty answer ends it."""
     task = call(
         "task",
         description="Look around",
@@ -68,3 +69,4 @@ async def test_a_sub_agent_and_a_compaction(make_stage: MakeStage) -> None:
     assert {(one.kind.value, one.parent_agent) for one in done.of(sub)} == {("sub-agent", "main")}
     assert {one.kind.value for one in done.of("background")} == {"background"}
     assert [one.kind.value for one in done.of("main")].count("main-summary") >= 1
+    assert is_empty(done.of("main")[-1]), "it takes an empty answer for the end"

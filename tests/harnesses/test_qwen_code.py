@@ -6,18 +6,21 @@ import pytest
 
 from storage.records import ExecutionOutcome
 from tasks.rollout.execution import carry_out
+from tasks.rollout.harnesses.qwen_code import QwenCode
 from tests.harnesses.conftest import MakeStage
-from tests.harnesses.stage import ENDLESS, Part, Play, asked, call, has, malformed
+from tests.harnesses.stage import ENDLESS, Part, Play, asked, call, has, is_empty, malformed
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 NAME = "qwen-code"
 WRITE = call("write_file", file_path="/workspace/a.py", content="print(6 * 7)\n")
 RUN = call("run_shell_command", command="python3 a.py | tee out.txt", is_background=False)
+LOOK = call("list_directory", path="/workspace")
 LONG = call("run_shell_command", command="seq 1 4000", is_background=False)
 
 
-async def test_works_in_spite_of_bad_replies(make_stage: MakeStage) -> None:
+@pytest.mark.parametrize("version", QwenCode.versions)
+async def test_works_in_spite_of_bad_replies(make_stage: MakeStage, version: str) -> None:
     """It asks again after an empty answer, and takes a text that was cut off for the end."""
     lines = [
         "I write it.\n" + WRITE,
@@ -29,7 +32,9 @@ async def test_works_in_spite_of_bad_replies(make_stage: MakeStage) -> None:
         ENDLESS,
     ]
     play = Play(Part(has("SCENE-MAIN"), lines, counted=True))
-    async with make_stage(play, harness={"name": NAME, "max_tokens": 300}) as stage:
+    async with make_stage(
+        play, harness={"name": NAME, "version": version, "max_tokens": 300}
+    ) as stage:
         stage.tasks.instructions["p"] = "SCENE-MAIN: write a.py and run it."
         done = stage.performed(await carry_out(stage.spec(0, "p"), stage.around))
         stage.check(done)
@@ -41,6 +46,7 @@ async def test_works_in_spite_of_bad_replies(make_stage: MakeStage) -> None:
         "stop",
         "length",
     ]
+    assert is_empty(done.calls[5])
 
 
 async def test_a_sub_agent_and_a_compaction(make_stage: MakeStage) -> None:
@@ -55,8 +61,8 @@ async def test_a_sub_agent_and_a_compaction(make_stage: MakeStage) -> None:
     play = Play(
         Part(asked("produce the <state_snapshot>"), [snapshot]),
         Part(has("SCENE-AFTER"), [RUN, "All done."], counted=True),
-        Part(has("SCENE-MAIN"), [WRITE, agent, LONG, LONG]),
-        Part(has("SCENE-SUB"), [call("list_directory", path="/workspace"), "There is a.py."]),
+        Part(has("SCENE-MAIN"), [WRITE, agent, LONG, LONG], counted=True),
+        Part(has("SCENE-SUB"), [LOOK, "There is a.py."], counted=True),
     )
     async with make_stage(play, harness={"name": NAME, "context_budget": 45_000}) as stage:
         stage.tasks.instructions["p"] = "SCENE-MAIN: write a.py, have it looked at, run it."

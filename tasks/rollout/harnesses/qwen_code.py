@@ -13,14 +13,14 @@ from tasks.rollout.sessions import Endpoint
 
 _RESERVED = 33_000
 """It compacts so many tokens before the end of the window it is told of: 20,000 for the summary and
-13,000 for what comes until then."""
+13,000 for what comes until then. 0.15 compacts at a share of the window instead."""
 
 
 class QwenCode(Client):
     """Speaks chat completions. It runs on a Node of its own."""
 
     name: ClassVar[str] = "qwen-code"
-    versions: ClassVar[tuple[str, ...]] = ("0.24.4",)
+    versions: ClassVar[tuple[str, ...]] = ("0.24.4", "0.15.10")
 
     @classmethod
     def package(cls, version: str) -> NpmPackage:
@@ -50,11 +50,14 @@ class QwenCode(Client):
 
     def _settings(self) -> dict[str, object]:
         budget = self.budget
+        window = budget.compact_at + _RESERVED
         return {
             "model": {
                 "name": MODEL,
+                # The older version reads this one, the newer ``autoCompactThreshold``.
+                "chatCompression": {"contextPercentageThreshold": budget.compact_at / window},
                 "generationConfig": {
-                    "contextWindowSize": budget.compact_at + _RESERVED,
+                    "contextWindowSize": window,
                     "timeout": int(budget.call_s * 1000),
                     "maxRetries": 10,
                     "samplingParams": {"max_tokens": budget.max_tokens},
