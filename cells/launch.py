@@ -24,7 +24,7 @@ from cells.host.exports import remove_abandoned
 from cells.process import end_group, spawn
 from cells.reason import exit_words, last_line, log_since, log_size, reason
 from storage.layout import RunLayout
-from storage.objects import StorageError, Store
+from storage.objects import Store
 
 RENEWALS_PER_LEASE = 6
 FAILED_GRACE_S = 15.0
@@ -243,7 +243,7 @@ def _argv(store: Store, layout: RunLayout, spec: DaemonSpec) -> list[str]:
 def _start(store: Store, layout: RunLayout, spec: DaemonSpec) -> _Started:
     argv = [*_argv(store, layout, spec), *spec.arguments]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    log = _log(store, layout, spec.name)
+    log = store.local_file(layout.log(spec.name))
     logged = log_size(log)
     process = spawn(argv, env=env, log=log, detached=True)
     return _Started(spec, process, log, logged, time.monotonic() + spec.start_limit_s)
@@ -294,11 +294,3 @@ def _running(pid: int) -> bool:
     with suppress(psutil.Error):
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     return False
-
-
-def _log(store: Store, layout: RunLayout, name: str) -> Path:
-    try:
-        return store.local_path(layout.log(name))
-    except StorageError:
-        # An object store has no files to append to: logs stay on this machine.
-        return Path.home() / ".cache" / "gyre" / layout.run_id / f"{name}.log"

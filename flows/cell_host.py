@@ -19,7 +19,7 @@ from storage.run import Run, open_run
 
 _POLL_S = 0.5
 _END_GRACE_S = 15.0
-RESTART_DELAYS_S = (1.0, 5.0, 30.0)
+_RESTART_DELAYS_S = (1.0, 5.0, 30.0)
 """Waits before a host that failed is started again; after the last one, the failure stands."""
 
 
@@ -81,8 +81,8 @@ def keep_host(run: Run, name: str, wait_s: float, say: Callable[[str], None]) ->
 
 def _serve_attempt(run: Run, name: str, wanted: Wanted, say: Callable[[str], None]) -> None:
     """One host, or several after each other where they fail, until one has ended well."""
-    log = run.local_file(run.layout.log(cell_daemon(name)))
-    for delay_s in (*RESTART_DELAYS_S, None):
+    log = run.store.local_file(run.layout.log(cell_daemon(name)))
+    for delay_s in (*_RESTART_DELAYS_S, None):
         logged = log_size(log)
         say(f"cell {name}: starting for attempt {wanted.attempt}, version {wanted.version}")
         process = spawn(

@@ -205,6 +205,13 @@ class Store:
             except self._refusals as error:
                 raise refused(path, error, "can't be deleted") from error
 
+    def local_file(self, key: str) -> Path:
+        """A path on this machine for what is appended to or thrown away, as logs are: behind
+        ``key`` where the store is local, else in the user's cache."""
+        if self._local:
+            return self.local_path(key)
+        return Path.home() / ".cache" / "gyre" / key
+
     def local_path(self, key: str) -> Path:
         """The file behind ``key``, for programs that need a path.
 

@@ -6,7 +6,6 @@ import re
 import secrets
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 import yaml
 
@@ -34,13 +33,6 @@ class Run:
     @property
     def run_id(self) -> str:
         return self.layout.run_id
-
-    def local_file(self, key: str) -> Path:
-        """A path on this machine: in the store where that is local, else in the user's cache."""
-        try:
-            return self.store.local_path(key)
-        except StorageError:
-            return Path.home() / ".cache" / "gyre" / key
 
 
 def create_run(root: str, run_id: str, config: RunConfig) -> Run:

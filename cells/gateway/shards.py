@@ -142,7 +142,7 @@ class Shards:
     def _spawn(self, name: str) -> None:
         # What an earlier first process left there is not this one's.
         self._store.delete(self._layout.host(name))
-        path = self._store.local_path(self._layout.log(name))
+        path = self._store.local_file(self._layout.log(name))
         argv = [sys.executable, *self._argv, "--name", name, "--shard"]
         self._children[name] = spawn(argv, env=os.environ, log=path)
 

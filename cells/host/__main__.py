@@ -82,14 +82,14 @@ async def _start(run: Run, config: CellConfig, name: str, policy: Path, version:
             root=run.store.url,
             run_id=run.run_id,
             cell=config.name,
-            scratch=run.local_file(f"{run.layout.prefix}/scratch/{config.name}"),
+            scratch=run.store.local_file(f"{run.layout.prefix}/scratch/{config.name}"),
             policy=policy,
         )
         undo.callback(exports.close)
         engine = EngineProcess(
             _engine_settings(run, config, policy, version, kv_pool),
             cpus=config.cpus,
-            log=run.local_file(run.layout.log(f"{name}-engine")),
+            log=run.store.local_file(run.layout.log(f"{name}-engine")),
         )
         undo.push_async_callback(engine.close)
 
@@ -99,7 +99,7 @@ async def _start(run: Run, config: CellConfig, name: str, policy: Path, version:
                 policy=policy,
                 version=version,
                 cpus=config.cpus,
-                log=run.local_file(run.layout.log(f"{name}-replica")),
+                log=run.store.local_file(run.layout.log(f"{name}-replica")),
                 limit_s=cells.start_limit_s,
             )
             undo.push_async_callback(replica.close)

@@ -36,7 +36,7 @@ async def serve(run: Run, name: str) -> None:
         # Beside the flow, as the gateway is; cells of other machines reach it at the same address.
         host=run.config.gateway.host,
         size=int(run.config.cells.kv_pool_gb * 1e9),
-        log=run.local_file(run.layout.log(f"{name}-master")),
+        log=run.store.local_file(run.layout.log(f"{name}-master")),
         limit_s=_START_LIMIT_S,
     )
 
