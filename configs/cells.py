@@ -120,6 +120,14 @@ class CellsConfig(Section):
         ge=0.05,
         le=1e6,
     )
+    kv_backup_limit_s: float = setting(
+        5,
+        "With kv_pool: longest time that executions whose cell leaves wait until what it computed "
+        "is in that store; then they go on elsewhere without the rest.",
+        unit="seconds",
+        ge=0,
+        le=600,
+    )
     release_memory: bool = setting(
         False,
         "An engine gives the memory of its weights and KV cache back while its cell trains; needed "

@@ -191,6 +191,16 @@ class VersionSpan(Record):
     end: int
 
 
+class Served(Record):
+    """What one cell did of a call."""
+
+    cell: str
+    prompt_tokens: int
+    """Ids that it was given: the prompt, and what had been sampled before."""
+    cached_tokens: int
+    """Of these, the ones that it did not have to compute."""
+
+
 class Call(Record):
     """One model call. Its prompt is the first ``kept`` ids of its parent's prompt and output,
     followed by ``new_ids``; the whole prompt is never stored again."""
@@ -220,9 +230,13 @@ class Call(Record):
     waited_s: float
     seconds: float
     cell: str
+    """That sampled the last ids."""
     cached_tokens: int
+    """Of the prompt, on the cell where the call began."""
     parent_agent: str | None = None
     """The agent that started this one, for a sub-agent."""
+    served: tuple[Served, ...] = ()
+    """All that it was sent to, in order, where that was more than once."""
 
 
 class Member(Record):

@@ -17,6 +17,7 @@ from cells.daemon import Fence, StaleEpochError
 from cells.gateway.metrics import Metrics
 from cells.gateway.routing import Cell, CellState, Places
 from cells.gateway.sessions import EXECUTION_ID, Session, Sessions
+from cells.gateway.settling import Settler
 from cells.gateway.shards import ShardGoneError, Shards, share
 from storage.objects import StorageError
 from storage.records import RecordError
@@ -52,6 +53,7 @@ class AdminRoutes:
 
     Args:
         authorised: whether a request carries the daemon's token.
+        settler: waits until what a cell computed can be had elsewhere; None where it can't.
         shards: the other processes, where this is the first of several.
         gather: adds the metrics of the other processes to this one's.
     """
@@ -62,6 +64,7 @@ class AdminRoutes:
         places: Places,
         metrics: Metrics,
         authorised: Callable[[Request], bool],
+        settler: Settler | None,
         shards: Shards | None,
         gather: Callable[[bytes], Awaitable[bytes]],
     ) -> None:
@@ -71,6 +74,7 @@ class AdminRoutes:
         self._places = places
         self._metrics = metrics
         self._authorised = authorised
+        self._settler = settler
         self._fence = Fence()
 
     def routes(self) -> list[Route]:
@@ -165,12 +169,22 @@ class AdminRoutes:
                 version=body.version,
                 state=body.state,
                 token=body.token,
-            )
+            ),
+            settle=self._settler is not None,
         )
         if cell.state is CellState.LEAVING:
-            await _quiet(cell)
+            await self._leave(cell)
         others = [answer for status, answer in await told if status == 200] if told else []
         return JSONResponse(_add_views([_cell_view(cell), *others]))
+
+    async def _leave(self, cell: Cell) -> None:
+        """Until nothing runs there, and what was computed there can be had elsewhere."""
+        try:
+            await _quiet(cell)
+            if self._settler is not None:
+                await self._settler.settle(cell)
+        finally:
+            self._places.settled(cell)
 
     async def _delete_cell(self, request: Request) -> Response:
         epoch = request.query_params.get("epoch", "")

@@ -31,7 +31,7 @@ from cells.gateway.sessions import Session
 from cells.gateway.streaming import TextStream, cut_at_stop
 from cells.gateway.wire import Wire
 from storage.objects import StorageError
-from storage.records import Call, CallStatus, VersionSpan
+from storage.records import Call, CallStatus, Served, VersionSpan
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class LiveCall:
         self._logprobs: list[float] = []
         self._spans: list[tuple[int, int, int]] = []
         self._pieces = 0
-        self._cached: int | None = None
+        self._served: list[Served] = []
         self._cell = ""
         self._waited = 0.0
         self._started_at = time.time()
@@ -215,6 +215,10 @@ class LiveCall:
         gone.cancel()
         self._waited += time.monotonic() - start
 
+    @property
+    def _cached(self) -> int:
+        return self._served[0].cached_tokens if self._served else 0
+
     def _left(self) -> float:
         return max(0.0, self._deadline - time.monotonic())
 
@@ -253,11 +257,16 @@ class LiveCall:
                 self._spans[-1] = (version, self._spans[-1][1], offset + end)
             else:
                 self._spans.append((version, offset + start, offset + end))
-        if self._cached is None:
-            self._cached = piece.cached_tokens
         if piece.ids:
             self._cell = cell.name
-        self._services.metrics.cached_tokens.inc(piece.cached_tokens)
+        metrics, given = self._services.metrics, self._plan.tokens + offset
+        metrics.cached_tokens.inc(piece.cached_tokens)
+        if self._served:
+            metrics.rerouted_tokens.inc(given)
+            metrics.rerouted_cached_tokens.inc(piece.cached_tokens)
+        self._served.append(
+            Served(cell=cell.name, prompt_tokens=given, cached_tokens=piece.cached_tokens)
+        )
 
     def _stopped_across(self) -> bool:
         """Whether a stop text is in what several cells sampled; what came after it is cut off.
@@ -302,7 +311,7 @@ class LiveCall:
             reasoning=reasoning or None,
             tool_calls=calls,
             finish=finish,
-            usage=Usage(self._plan.tokens, self._cached or 0, len(self._ids)),
+            usage=Usage(self._plan.tokens, self._cached, len(self._ids)),
             stop_text=stop,
         )
 
@@ -334,7 +343,8 @@ class LiveCall:
             waited_s=self._waited,
             seconds=time.monotonic() - self._started,
             cell=self._cell,
-            cached_tokens=self._cached or 0,
+            cached_tokens=self._cached,
+            served=tuple(self._served) if len(self._served) > 1 else (),
         )
         turn = self._turn(reply)
         try:

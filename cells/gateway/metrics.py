@@ -33,6 +33,14 @@ class Metrics:
             ["end"],
             **counter,
         )
+        self.rerouted_tokens = Counter(
+            "gyre_gateway_rerouted_tokens",
+            "Tokens that these requests began with: prompt and partial answer.",
+            **counter,
+        )
+        self.rerouted_cached_tokens = Counter(
+            "gyre_gateway_rerouted_cached_tokens", "Of these, cached by the engine.", **counter
+        )
         self.forks = Counter(
             "gyre_gateway_forks",
             "Calls that do not extend their agent's last.",

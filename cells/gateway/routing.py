@@ -61,6 +61,8 @@ class Seat:
     cell: Cell | None = None
     tokens: int = 0
     """Of the execution's context, as of its last call."""
+    after: Cell | None = None
+    """The cell that it lost, while what was computed there can't be had elsewhere yet."""
     bound_for: Cell | None = None
     """A cell with more room that came after it sat down; it goes there before its next call."""
     granted: asyncio.Event = field(default_factory=asyncio.Event)
@@ -109,9 +111,13 @@ class Places:
             _sit(seat, other)
             self._grant()
 
-    def put(self, cell: Cell) -> Cell:
+    def put(self, cell: Cell, *, settle: bool = False) -> Cell:
         """Take a new cell, or what is new of a known one. A cell that leaves, or that now has other
-        weights or another engine, loses its executions and stops their generations."""
+        weights or another engine, loses its executions and stops their generations.
+
+        Args:
+            settle: executions of a cell that leaves get another one when ``settled`` is called.
+        """
         known = self.cells.get(cell.name)
         comes = known is None or known.state is CellState.LEAVING
         if known is None:
@@ -125,11 +131,18 @@ class Places:
                 comes = True
                 self._evict(known)
         if known.state is CellState.LEAVING:
-            self._evict(known)
+            self._evict(known, settle)
         self._grant()
         if comes and known.state is CellState.SERVING:
             self._spread(known)
         return known
+
+    def settled(self, cell: Cell) -> None:
+        """What was computed on a cell that left can be had elsewhere, or is not waited for."""
+        for seat in self._line:
+            if seat.after is cell:
+                seat.after = None
+        self._grant()
 
     def remove(self, name: str) -> None:
         """Forget a cell; its executions move or wait."""
@@ -175,17 +188,22 @@ class Places:
         )
         return f"no place on a cell with weights {version}; cells: {cells or 'none'}"
 
-    def _evict(self, cell: Cell) -> None:
+    def _evict(self, cell: Cell, settle: bool = False) -> None:
         lost = [seat for seat in self._seats.values() if seat.cell is cell]
         for seat in lost:
             _sit(seat, None)
+            seat.after = cell if settle else None
         self._line[:0] = lost
         for flight in tuple(cell.flights):
             flight.abort()
 
     def _grant(self) -> None:
         left: list[Seat] = []
-        for seat in self._line:
+        for at, seat in enumerate(self._line):
+            if seat.after is not None:
+                # Nobody overtakes those who lost their cell: they could find the others full.
+                left += self._line[at:]
+                break
             cell = self._roomiest(seat.version)
             if cell is None:
                 left.append(seat)

@@ -28,6 +28,7 @@ from cells.gateway.recording import Recorder
 from cells.gateway.rest import rest_idle
 from cells.gateway.routing import Places
 from cells.gateway.sessions import Sessions
+from cells.gateway.settling import Settler
 from cells.gateway.shards import Shards, gather_metrics, process_names
 from cells.gateway.wire import Wire
 from configs.run import RunConfig
@@ -84,8 +85,11 @@ class Gateway:
             calls_limit=config.gateway.calls_per_execution,
             total_limit=config.gateway.calls,
         )
+        settler = None
+        if config.cells.kv_pool:
+            settler = Settler(self._wire, config.cells.kv_backup_limit_s)
         admin = AdminRoutes(
-            self._sessions, places, self._metrics, self._authorised, shards, self._gather
+            self._sessions, places, self._metrics, self._authorised, settler, shards, self._gather
         )
         self.daemon = Daemon(
             name=name,

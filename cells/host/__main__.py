@@ -116,6 +116,7 @@ async def _start(run: Run, config: CellConfig, name: str, policy: Path, version:
             version=version,
             switch_limit_s=cells.switch_limit_s,
             compute_limit_s=run.config.training.micro_step_limit_s,
+            backup_limit_s=cells.kv_backup_limit_s,
             release_memory=cells.release_memory,
         )
         await cell.start()

@@ -15,8 +15,6 @@ from cells.host.parts import Engine, Replica
 from cells.host.roles import HostRole, RoleMachine
 
 WATCH_S = 0.5
-BACKUP_LIMIT_S = 5.0
-"""How long a cell that leaves waits for its KV pages to be written."""
 _SMOOTHING = 0.3
 """Weight of the newest measurement in a running mean."""
 
@@ -93,6 +91,7 @@ class Cell:
         version: of the weights that both start with.
         switch_limit_s: longest time of a role change, and of a command that moves weights.
         compute_limit_s: longest time of a command that computes.
+        backup_limit_s: longest wait of a cell that leaves for its KV pages to be written.
         release_memory: the engine gives its memory back while the cell trains.
     """
 
@@ -106,6 +105,7 @@ class Cell:
         version: int,
         switch_limit_s: float,
         compute_limit_s: float,
+        backup_limit_s: float,
         release_memory: bool = False,
     ) -> None:
         self.name = name
@@ -120,6 +120,7 @@ class Cell:
         self._exports = exports
         self._switch_limit_s = switch_limit_s
         self._compute_limit_s = compute_limit_s
+        self._backup_limit_s = backup_limit_s
         self._release_memory = release_memory
         self._released = False
         """The engine has given its memory back."""
@@ -166,7 +167,7 @@ class Cell:
                         await self.engine.drain(self._switch_limit_s)
                     with self.roles.part("backup"):
                         # What is late is computed anew by whoever needs it.
-                        await self.engine.settle(BACKUP_LIMIT_S)
+                        await self.engine.settle(self._backup_limit_s)
                     with self.roles.part("memory"):
                         await self._give_memory()
                     with self.roles.part("replica"):

@@ -11,6 +11,9 @@ from cells.kv_pool.pool import METADATA
 from cells.serving.launch import ADMIN_KEY
 from configs.cells import Device
 
+PAGE = 16
+"""Tokens of a page of KV that engines share."""
+
 
 @dataclass(frozen=True)
 class EngineSettings:
@@ -70,7 +73,7 @@ def engine_argv(settings: EngineSettings) -> list[str]:
     if settings.kv_pool is not None:
         switches.append("enable-hierarchical-cache")
         flags |= {
-            "page-size": "16",
+            "page-size": str(PAGE),
             "hicache-ratio": "2",
             "hicache-io-backend": "direct",
             "hicache-mem-layout": "page_first_direct",
@@ -78,6 +81,8 @@ def engine_argv(settings: EngineSettings) -> list[str]:
             # Everything, and at once: the session may move at any time.
             "hicache-write-policy": "write_through",
             "hicache-storage-prefetch-policy": "wait_complete",
+            # By default it looks for nothing shorter than 256 tokens beyond what it has.
+            "hicache-storage-backend-extra-config": f'{{"prefetch_threshold": {PAGE}}}',
         }
     if settings.device is Device.CPU:
         flags |= {

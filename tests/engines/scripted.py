@@ -107,9 +107,12 @@ class ScriptedEngine:
         delay_s: before the first token of a generation, and before each further chunk.
         hold_after: tokens after which a generation stands still until ``release`` is set.
         fail: what the next requests do instead: ``500``, ``400``, ``drop`` (connection cut where it
-            stands still, or at once) or ``deaf`` (ignores its first abort).
+            stands still, or at once) or ``deaf`` (ignores its first abort); ``busy`` is what the next
+            flush does: it refuses.
         requests: bodies of all ``/generate`` requests.
         reached: set when a generation stands still.
+        backup: what a flush waits for; None answers at once.
+        flushes: how many were answered.
     """
 
     def __init__(self, script: Script, *, version: int = 0, incremental: bool = False) -> None:
@@ -123,6 +126,8 @@ class ScriptedEngine:
         self.fail: deque[str] = deque()
         self.requests: list[dict[str, Any]] = []
         self.aborts: list[str] = []
+        self.backup: asyncio.Event | None = None
+        self.flushes = 0
         self.url = ""
         self._running: dict[str, _Running] = {}
         self._runner: web.AppRunner | None = None
@@ -131,6 +136,7 @@ class ScriptedEngine:
         app = web.Application(client_max_size=64 << 20)
         app.router.add_post("/generate", self._generate)
         app.router.add_post("/abort_request", self._abort)
+        app.router.add_post("/flush_cache", self._flush)
         self._runner = web.AppRunner(app, shutdown_timeout=0.2)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -151,6 +157,15 @@ class ScriptedEngine:
         for running in self._running.values():
             if running.rid.startswith(rid):
                 running.aborted.set()
+        return web.Response()
+
+    async def _flush(self, request: web.Request) -> web.Response:
+        if self.fail and self.fail[0] == "busy":
+            self.fail.popleft()
+            return web.Response(status=400, text="Another flush_cache is already in progress.")
+        if self.backup is not None:
+            await self.backup.wait()
+        self.flushes += 1
         return web.Response()
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:

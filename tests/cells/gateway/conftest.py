@@ -263,13 +263,17 @@ MakeBench = Callable[..., Any]
 
 @pytest.fixture
 def make_bench(tmp_path: Path, codec: Codec) -> MakeBench:
-    """``async with make_bench(**settings) as bench``; settings change the gateway's section."""
+    """``async with make_bench(**settings) as bench``; settings change the gateway's section,
+    ``cells`` that of the cells."""
 
     @asynccontextmanager
-    async def bench(*, renderer: Codec | None = None, **settings: Any) -> AsyncIterator[Bench]:
+    async def bench(
+        *, renderer: Codec | None = None, cells: dict[str, Any] | None = None, **settings: Any
+    ) -> AsyncIterator[Bench]:
         store, layout = Store(tmp_path / "root"), RunLayout("r1")
         # Nobody renews the lease, and a long test may take long.
-        config = RunConfig.model_validate({"gateway": settings, "cells": {"lease_s": 7200}})
+        sections = {"gateway": settings, "cells": {"lease_s": 7200, **(cells or {})}}
+        config = RunConfig.model_validate(sections)
         gateway = Gateway(store, layout, config, renderer or codec)
         running = asyncio.create_task(gateway.run())
         found = await registered(store, layout, running)

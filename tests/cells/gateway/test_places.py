@@ -70,6 +70,23 @@ async def test_who_waits_sits_down_before_anybody_moves() -> None:
     await sitting.close()
 
 
+async def test_who_lost_a_cell_waits_for_its_pages_and_nobody_overtakes() -> None:
+    sitting = Sitting()
+    places = sitting.places
+    places.put(cell("a", capacity=2))
+    for number in range(3):
+        await sitting.sit(f"e{number}")
+    left = places.put(cell("a", state="leaving"), settle=True)
+    places.put(cell("b", capacity=2))
+    await asyncio.sleep(0)
+    assert [sitting.where(f"e{number}") for number in range(3)] == [None] * 3
+    places.settled(left)
+    assert [sitting.where(f"e{number}") for number in range(3)] == ["b", "b", None]
+    places.put(cell("c", capacity=2))
+    assert sitting.where("e2") == "c"
+    await sitting.close()
+
+
 async def test_nobody_moves_to_a_cell_with_other_weights_or_that_left_again() -> None:
     sitting = Sitting()
     places = sitting.places

@@ -131,6 +131,7 @@ class FakeCell:
             version=0,
             switch_limit_s=switch_limit_s,
             compute_limit_s=10,
+            backup_limit_s=10,
             release_memory=release_memory,
         )
 
