@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -29,12 +30,17 @@ class Record(BaseModel):
     """How a body of an older format becomes one of the next, for each that can still be read."""
 
 
+_CRC = b',"crc":"'
+_CRC_DIGITS = 8
+
+
 def encode(record: Record) -> bytes:
-    """A record as one line of JSON with its kind and format version."""
-    head = orjson.dumps({"record": type(record).__name__, "format": record.FORMAT})
+    """A record as one line of JSON with its kind, format version and checksum."""
+    head = orjson.dumps({"record": type(record).__name__, "format": record.FORMAT})[:-1]
     # pydantic writes the body: orjson would turn a NaN or an infinity into null.
     body = record.model_dump_json().encode()
-    return head[:-1] + b"," + body[1:] if body != b"{}" else head
+    rest = b"," + body[1:] if body != b"{}" else b"}"
+    return b'%s%s%08x"%s' % (head, _CRC, _crc(head, rest), rest)
 
 
 def decode(data: bytes, kind: type[R], where: str = "record") -> R:
@@ -49,24 +55,39 @@ def decode(data: bytes, kind: type[R], where: str = "record") -> R:
         raise RecordError(f"{where}: not JSON: {error}") from None
     if not isinstance(body, dict) or body.pop("record", None) != kind.__name__:
         raise RecordError(f"{where}: not a {kind.__name__} record")
-    body = _upgraded(body, kind, body.pop("format", None), where)
+    version = body.pop("format", None)
+    _check_format(kind, version, where)
+    # One that was written before there were checksums has none.
+    if "crc" in body and not _is_whole(data, body.pop("crc")):
+        raise RecordError(f"{where}: its checksum differs: it is damaged, or was changed by hand")
+    for older in range(version, kind.FORMAT):
+        body = kind.OLDER[older](body)
     try:
         return kind.model_validate(body)
     except ValidationError as error:
         raise RecordError(f"{where}: {error}") from None
 
 
-def _upgraded(body: dict[str, Any], kind: type[R], version: Any, where: str) -> dict[str, Any]:
+def _check_format(kind: type[Record], version: Any, where: str) -> None:
     found = f"{where}: {kind.__name__} of format {version}, this version reads {kind.FORMAT}"
     if type(version) is not int or version < 1:
         raise RecordError(f"{found}: it is damaged, or no record of Gyre")
     if version > kind.FORMAT:
         raise RecordError(f"{found}: a newer Gyre wrote it; install that one to read it")
-    for older in range(version, kind.FORMAT):
-        if older not in kind.OLDER:
-            raise RecordError(f"{found}: an older Gyre wrote it; read it with that one")
-        body = kind.OLDER[older](body)
-    return body
+    if any(older not in kind.OLDER for older in range(version, kind.FORMAT)):
+        raise RecordError(f"{found}: an older Gyre wrote it; read it with that one")
+
+
+def _is_whole(data: bytes, crc: Any) -> bool:
+    """Whether all bytes but those of the checksum are as they were written."""
+    head, mark, rest = data.partition(_CRC)
+    if not mark or not isinstance(crc, str) or rest[:_CRC_DIGITS] != crc.encode():
+        return False
+    return b"%08x" % _crc(head, rest[_CRC_DIGITS + 1 :]) == rest[:_CRC_DIGITS]
+
+
+def _crc(head: bytes, rest: bytes) -> int:
+    return zlib.crc32(rest, zlib.crc32(head))
 
 
 class Split(StrEnum):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +66,8 @@ class _Row(Record):
 class _Index(Record):
     header: GroupHeader
     rows: tuple[_Row, ...]
+    digest: str = ""
+    """Of the arrays beside it; empty in a group of an older version."""
 
 
 def seal(store: Store, key: str, group: SealedGroup) -> SealedGroup:
@@ -92,6 +96,8 @@ def read_group(store: Store, key: str) -> SealedGroup:
         stored = min(len(arrays[name]) for name in ("ids", "targets", "logprobs", "versions"))
         if any(not 0 <= row.start <= row.end <= stored for row in rows):
             raise ValueError(f"its rows exceed the {stored} tokens stored")
+        if index.digest and index.digest != _digest(arrays):
+            raise ValueError("its checksum differs")
     except (SafetensorError, KeyError, ValueError) as error:
         raise RecordError(f"{key}: not a sealed group: {error}") from error
     samples = tuple(_sample(row, arrays) for row in rows)
@@ -161,18 +167,25 @@ def _encode(group: SealedGroup) -> bytes:
             )
         )
         start = end
-    index = encode(_Index(header=group.header, rows=tuple(rows)))
 
     def joined(name: str, kind: type[np.generic]) -> npt.NDArray[np.generic]:
         parts = [getattr(sample, name).astype(kind) for sample in group.samples]
         return np.concatenate(parts) if parts else np.zeros(0, kind)
 
-    return save_tensors(
-        {
-            "index": np.frombuffer(index, np.uint8),
-            "ids": joined("ids", np.int32),
-            "targets": joined("targets", np.bool_),
-            "logprobs": joined("logprobs", np.float32),
-            "versions": joined("versions", np.int32),
-        }
-    )
+    arrays = {
+        "ids": joined("ids", np.int32),
+        "targets": joined("targets", np.bool_),
+        "logprobs": joined("logprobs", np.float32),
+        "versions": joined("versions", np.int32),
+    }
+    index = encode(_Index(header=group.header, rows=tuple(rows), digest=_digest(arrays)))
+    return save_tensors({"index": np.frombuffer(index, np.uint8), **arrays})
+
+
+def _digest(arrays: Mapping[str, npt.NDArray[np.generic]]) -> str:
+    found = blake2b(digest_size=16)
+    for name in sorted(arrays):
+        array = arrays[name]
+        found.update(f"{name} {array.dtype} {array.shape} ".encode())
+        found.update(array.tobytes())
+    return found.hexdigest()

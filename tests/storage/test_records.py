@@ -20,6 +20,7 @@ from storage.records import (
     Record,
     RecordError,
     Scored,
+    StepDone,
     VerdictRecord,
     VersionSpan,
     decode,
@@ -106,6 +107,33 @@ def test_calls_survive(ids: list[int], logprobs: list[float], text: str) -> None
     line = encode(call)
     assert b"\n" not in line
     assert decode(line, Call) == call
+
+
+@given(
+    done=st.builds(
+        StepDone,
+        step=st.integers(0, 10**6),
+        policy_version=st.integers(0, 10**6),
+        seconds=st.floats(0, 1e9),
+    ),
+    where=st.floats(0, 1, exclude_max=True),
+    bit=st.integers(0, 7),
+)
+def test_one_bit_that_is_not_as_it_was_written_is_noticed(
+    done: StepDone, where: float, bit: int
+) -> None:
+    line = bytearray(encode(done))
+    line[int(where * len(line))] ^= 1 << bit
+    with pytest.raises(RecordError):
+        decode(bytes(line), StepDone)
+
+
+def test_a_record_that_was_changed_by_hand_is_refused_and_one_without_a_checksum_is_read() -> None:
+    done = StepDone(step=3, policy_version=16, seconds=1.5)
+    with pytest.raises(RecordError, match="key: its checksum differs"):
+        decode(encode(done).replace(b":16,", b":17,"), StepDone, where="key")
+    older = b'{"record":"StepDone","format":1,"step":3,"policy_version":16,"seconds":1.5}'
+    assert decode(older, StepDone) == done
 
 
 @pytest.mark.parametrize(
