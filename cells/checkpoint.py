@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from cells.client import DaemonClient
 from configs.load import dump_config
+from storage.copies import local_copy, send_copy
 from storage.objects import Store
 from storage.records import CheckpointManifest
 from storage.run import Run
@@ -56,9 +57,9 @@ def save_checkpoint(
     Raises:
         DaemonError: the core refused or died.
         CheckpointError: what it wrote is not whole, or of another version.
-        StorageError: the run's storage is not a local file system.
+        StorageError: the run's storage refuses.
 
-    Nothing is visible then.
+    Nothing is visible then. On an object store the core has to be on this machine.
     """
     limit = run.config.cells.switch_limit_s
     status = core.call("GET", "/status")
@@ -67,7 +68,7 @@ def save_checkpoint(
     if found is not None:
         return found
     key = run.layout.checkpoint(version)
-    target = run.store.local_path(key)
+    target = run.store.local_file(key)
     aside = target.with_name(f".writing-{target.name}")
     shutil.rmtree(aside, ignore_errors=True)
     shutil.rmtree(target, ignore_errors=True)  # one without a manifest: a writer was killed
@@ -84,6 +85,7 @@ def save_checkpoint(
     manifest = CheckpointManifest(version=version, step=step, update=update, files=_digests(aside))
     _to_disk(aside)
     aside.rename(target)
+    send_copy(run.store, key)
     run.store.write_record(f"{key}/{MANIFEST}", manifest)
     return Checkpoint(manifest, key)
 
@@ -164,7 +166,7 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def _verify(store: Store, checkpoint: Checkpoint) -> None:
-    folder = store.local_path(checkpoint.key)
+    folder = local_copy(store, checkpoint.key)
     for name, expected in checkpoint.manifest.files.items():
         path = folder / name
         if not path.is_file():

@@ -7,7 +7,7 @@ import time
 from cells.scheduler import Role, Snapshot
 from storage.journal import Journal
 from storage.layout import RunLayout
-from storage.objects import StorageError, Store
+from storage.objects import Store
 from storage.records import Record, encode
 
 SMALLEST_GAP_S = 1.0
@@ -48,7 +48,7 @@ class LevelLog:
 
     def __init__(self, store: Store, layout: RunLayout, step: int) -> None:
         self._journal = Journal(store, layout.levels)
-        self._remote = _is_remote(store, layout)
+        self._remote = not store.is_local
         self._step = step
         self._last: Level | None = None
         self._unwritten: list[bytes] = []
@@ -104,11 +104,3 @@ def _is_news(last: Level, level: Level) -> bool:
     if level.roles != last.roles or age >= LARGEST_GAP_S:
         return True
     return age >= SMALLEST_GAP_S and level.model_copy(update={"at": last.at}) != last
-
-
-def _is_remote(store: Store, layout: RunLayout) -> bool:
-    try:
-        store.local_path(layout.levels)
-    except StorageError:
-        return True
-    return False

@@ -16,6 +16,7 @@ from flows.hosts import Hosts, hosts_of
 from flows.proof import write_proof
 from flows.rollouts import living
 from flows.warm_start import warm_start
+from storage.copies import local_copy
 from storage.hold import HeldError, alone
 from storage.records import StepDone, StepPlan
 from storage.run import Run
@@ -150,7 +151,7 @@ def _planned(run: Run, step: int) -> int | None:
 
 
 def _folder(run: Run, checkpoint: Checkpoint | None, first_policy: str) -> str:
-    return str(run.store.local_path(checkpoint.policy_key if checkpoint else first_policy))
+    return str(local_copy(run.store, checkpoint.policy_key if checkpoint else first_policy))
 
 
 def _restore(run: Run, hosts: Hosts, checkpoint: Checkpoint | None) -> None:
@@ -160,7 +161,7 @@ def _restore(run: Run, hosts: Hosts, checkpoint: Checkpoint | None) -> None:
     if hosts.core_version() > checkpoint.manifest.version:
         return
     epoch = take_epoch(run.store, run.layout)
-    args = {"path": str(run.store.local_path(checkpoint.state_key))}
+    args = {"path": str(local_copy(run.store, checkpoint.state_key))}
     hosts.cells[hosts.core].call(
         "POST",
         "/replica/restore",

@@ -14,6 +14,7 @@ from cells.wanted import Wanted, find_wanted
 from configs.cells import CellConfig
 from configs.load import ConfigError
 from flows.hosts import cell_daemon
+from storage.copies import local_copy
 from storage.objects import Store
 from storage.run import Run, open_run
 
@@ -105,7 +106,7 @@ def _serve_attempt(run: Run, name: str, wanted: Wanted, say: Callable[[str], Non
 
 
 def _argv(run: Run, name: str, wanted: Wanted) -> list[str]:
-    policy = str(run.store.local_path(wanted.policy_key))
+    policy = str(local_copy(run.store, wanted.policy_key))
     argv = [sys.executable, "-m", "cells.host", "--root", run.store.url, "--run", run.run_id]
     argv += ["--name", cell_daemon(name), "--policy", policy]
     return [*argv, "--version", str(wanted.version)]

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from cells.checkpoint import CheckpointError, checkpoint_versions, verified_checkpoint
 from flows.console import ExitCode, RootOption, failure, opened
+from storage.copies import local_copy
 from storage.objects import StorageError
 from storage.records import RecordError
 from storage.run import Run
@@ -73,10 +74,10 @@ def _source(run: Run, version: int | None) -> tuple[int, Path]:
     versions = checkpoint_versions(run)
     wanted = max(versions, default=0) if version is None else version
     if wanted in versions:
-        return wanted, run.store.local_path(verified_checkpoint(run, wanted).policy_key)
+        return wanted, local_copy(run.store, verified_checkpoint(run, wanted).policy_key)
     first = first_policy(run)
     if wanted == 0 and first is not None:
-        return 0, run.store.local_path(first)
+        return 0, local_copy(run.store, first)
     there = ", ".join(str(one) for one in ([0] if first else []) + versions) or "none yet"
     raise CheckpointError(f"run {run.run_id} has no version {wanted}; there are: {there}")
 

@@ -12,6 +12,7 @@ from cells.epoch import owns, take_ownership
 from cells.kv_pool.search import NAME as KV_POOL
 from cells.launch import DaemonSpec, LeaseKeeper, ensure_daemons, is_renewed, stop_daemons
 from cells.wanted import Wanted, want, want_no_more
+from storage.copies import local_copy
 from storage.run import Run
 from tasks.rollout.harnesses.launch import install_harness
 
@@ -60,7 +61,7 @@ def hosts_of(
     """
     # Here, because a download may take longer than a daemon may take to start.
     install_harness(run.config.harness, say)
-    policy = str(run.store.local_path(policy_key))
+    policy = str(local_copy(run.store, policy_key))
     common = ("--policy", policy)
     cells = run.config.cells
     specs = [

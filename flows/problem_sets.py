@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from storage.copies import local_copy
 from storage.objects import Store
 
 FOLDER = "problem_sets"
@@ -22,6 +23,6 @@ def tell_new(store: Store) -> list[str]:
     for name in store.children(FOLDER):
         key = f"{FOLDER}/{name}/{CONFIGURATION}"
         if store.exists(key) and store.write_once(f"{FOLDER}/{name}/{_TOLD}", b""):
-            problems_added(store.url, name, str(store.local_path(key)))
+            problems_added(store.url, name, str(local_copy(store, key)))
             told.append(name)
     return told

@@ -1,7 +1,8 @@
 """Locks on parts of a storage root, which the kernel lifts when their holder dies.
 
 A locked file keeps ``gyre gc`` from deleting a run that somebody works on, and two runs from making
-the same policy at once. On an object store there is nothing to lock: what is new is left alone.
+the same policy at once. For a root on an object store the files lie in this machine's cache: there
+a lock holds against processes of this machine, and between machines epochs fence who came first.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def hold_run(store: Store, layout: RunLayout) -> None:
         StorageError: it was deleted meanwhile.
     """
     there = store.exists(layout.config)
-    if there and (file := _locked(store, layout.lock, fcntl.LOCK_SH, _HOLD_LIMIT_S)) is not None:
-        _held.append(file)
+    if there:
+        _held.append(_locked(store, layout.lock, fcntl.LOCK_SH, _HOLD_LIMIT_S))
         there = store.exists(layout.config)
     if not there:
         raise StorageError(f"run {layout.run_id} in {store.url} was deleted meanwhile")
@@ -51,18 +52,12 @@ def alone(store: Store, key: str, limit_s: float = 0.0) -> Iterator[None]:
         HeldError: somebody else did for ``limit_s`` seconds.
         StorageError: the file can't be made.
     """
-    file = _locked(store, key, fcntl.LOCK_EX, limit_s)
-    try:
+    with _locked(store, key, fcntl.LOCK_EX, limit_s):
         yield
-    finally:
-        if file is not None:
-            file.close()
 
 
-def _locked(store: Store, key: str, kind: int, limit_s: float) -> BinaryIO | None:
-    if not store.is_local:
-        return None
-    path = store.local_path(key)
+def _locked(store: Store, key: str, kind: int, limit_s: float) -> BinaryIO:
+    path = store.local_file(key)
     deadline = time.monotonic() + limit_s
     while True:
         try:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable
 from typing import BinaryIO
 
-from storage.errors import StorageError, refused
+from storage.errors import refused
 from storage.objects import Store
 
 _TAIL_BYTES = 1 << 16
@@ -39,12 +39,12 @@ class Journal:
         if not data:
             return
         with self._lock:
-            try:
-                path = self._store.local_path(self._segment())
-            except StorageError:
-                self._store.write(self._segment(), data)
+            if not self._store.is_local:
+                while not self._store.write_once(self._segment(), data):
+                    self._next += 1  # another writer came in between
                 self._next += 1
                 return
+            path = self._store.local_path(self._segment())
             try:
                 if self._file is None:
                     path.parent.mkdir(parents=True, exist_ok=True)
@@ -131,12 +131,11 @@ class LineTail:
 def append_line(store: Store, key: str, line: bytes) -> None:
     """Add a line to one growing object. Meant for small files with one writer, such as metrics:
     an object store has to write the whole of it again."""
-    try:
-        path = store.local_path(key)
-    except StorageError:
+    if not store.is_local:
         old = store.read(key) if store.exists(key) else b""
         store.write(key, old + line + b"\n")
         return
+    path = store.local_path(key)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "a+b", buffering=0) as file:

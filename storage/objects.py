@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -46,7 +48,8 @@ class Store:
 
     def __init__(self, root: str | Path) -> None:
         self.url = str(root)
-        self._fs, path = fsspec.core.url_to_fs(self.url)
+        # Others write too: what was listed a second ago may be another thing now.
+        self._fs, path = fsspec.core.url_to_fs(self.url, use_listings_cache=False)
         self._root = path.rstrip("/")
         self._local = isinstance(self._fs, LocalFileSystem)
         self._refusals: tuple[type[Exception], ...] = (OSError,)
@@ -135,14 +138,19 @@ class Store:
     def write_once(self, key: str, data: bytes) -> bool:
         """Put ``data`` at ``key`` unless something is there already; False when it is.
 
-        On a local file system two writers at once can't both succeed. Object stores without a
-        conditional put only look first: there, keys have one writer by design.
+        Two writers at once can't both succeed, on an object store neither as long as it knows
+        conditional puts (``If-None-Match``), as s3, MinIO and R2 do.
         """
         path = self._path(key)
         if not self._local:
             if self.exists(key):
                 return False
-            self.write(key, data)
+            try:
+                self._fs.pipe_file(path, data, mode="create")
+            except FileExistsError:
+                return False
+            except self._refusals as error:
+                raise refused(path, error) from error
             return True
         if os.path.exists(path):
             return False
@@ -191,7 +199,8 @@ class Store:
         return sorted(name for name in names if not name.startswith(_ASIDE))
 
     def delete(self, prefix: str) -> None:
-        """Remove an object or everything below a prefix; nothing there is no error.
+        """Remove an object or everything below a prefix, with what this machine has of it; nothing
+        there is no error.
 
         Raises:
             StorageError: the store refuses.
@@ -204,13 +213,47 @@ class Store:
                 pass  # another deleted it meanwhile
             except self._refusals as error:
                 raise refused(path, error, "can't be deleted") from error
+        if not self._local:
+            copy = self.local_file(prefix)
+            if copy.is_file():
+                copy.unlink(missing_ok=True)
+            else:
+                shutil.rmtree(copy, ignore_errors=True)
+
+    def upload(self, key: str, file: Path) -> None:
+        """Put a file at ``key`` without having all of it in memory.
+
+        Raises:
+            StorageError: the store refuses.
+        """
+        path = self._path(key)
+        try:
+            self._fs.put_file(str(file), path)
+        except self._refusals as error:
+            raise refused(path, error) from error
+
+    def download(self, key: str, file: Path) -> None:
+        """Write the object at ``key`` to a file.
+
+        Raises:
+            MissingObjectError: nothing is there.
+            StorageError: it can't be read, or the file not be written.
+        """
+        path = self._path(key)
+        try:
+            self._fs.get_file(path, str(file))
+        except FileNotFoundError:
+            raise MissingObjectError(f"{path}: no such object") from None
+        except self._refusals as error:
+            raise refused(path, error, f"can't be copied to {file}") from error
 
     def local_file(self, key: str) -> Path:
-        """A path on this machine for what is appended to or thrown away, as logs are: behind
-        ``key`` where the store is local, else in the user's cache."""
+        """A path on this machine for what is appended to, locked or thrown away, as logs are, and
+        for copies of objects: behind ``key`` where the store is local, else in the user's cache."""
         if self._local:
             return self.local_path(key)
-        return Path.home() / ".cache" / "gyre" / key
+        name = hashlib.sha256(self.url.rstrip("/").encode()).hexdigest()[:12]
+        return Path.home() / ".cache" / "gyre" / name / key
 
     def local_path(self, key: str) -> Path:
         """The file behind ``key``, for programs that need a path.
@@ -219,7 +262,7 @@ class Store:
             StorageError: this store is not a local file system.
         """
         if not self._local:
-            raise StorageError(f"{self.url}: {key} has no local path; use a local storage.root")
+            raise StorageError(f"{self.url}: {key} has no path on this machine")
         return Path(self._path(key))
 
     def write_record(self, key: str, record: Record) -> None:

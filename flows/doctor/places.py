@@ -41,13 +41,8 @@ def storage(root: str) -> Iterator[Finding]:
     Leaves nothing behind, not even the folder where there was none.
     """
     store = Store(root)
-    if not store.is_local:
-        yield fail(
-            "storage",
-            f"{root} is not a folder",
-            "take a folder (on a file system that all machines share, where there are several): "
-            "engines load weights by path",
-        )
+    if store.url.startswith("memory:"):
+        yield fail("storage", f"{root} is the memory of one process", "take a folder, or s3://")
         return
     try:
         check_root(store)
@@ -58,7 +53,7 @@ def storage(root: str) -> Iterator[Finding]:
 
 def disk(config: RunConfig, root: str) -> Finding:
     """Whether a run of these settings fits."""
-    place = _there(Path(root))
+    place = _there(Store(root).local_file(""))
     usage = shutil.disk_usage(place)
     needed = needed_bytes(config)
     found = (
@@ -78,6 +73,18 @@ def needed_bytes(config: RunConfig) -> int:
     weights = _weight_bytes(config)
     checkpoints = config.training.keep_checkpoints + 1
     return FLOOR_BYTES + weights * (1 + CHECKPOINT_FACTOR * checkpoints)
+
+
+def far_core(config: RunConfig, root: str) -> Iterator[Finding]:
+    """A failure where the core writes its checkpoints as files of another machine."""
+    far = [cell.name for cell in config.cells.cells if cell.core and cell.elsewhere]
+    if far and not Store(root).is_local:
+        yield fail(
+            "storage",
+            f"{root} is not a folder, and the core, cell {far[0]}, is on another machine",
+            "take a folder that both machines share, or have the core on the machine of the flow: "
+            "it writes checkpoints as files, which are sent to the storage from there",
+        )
 
 
 def prefect_port(config: RunConfig) -> Finding:
@@ -144,8 +151,8 @@ def _own_gateway(root: str, run_id: str, port: int) -> bool:
 
 def _probe(store: Store) -> Finding:
     name = f".doctor-{secrets.token_hex(4)}"
-    root = Path(store.url)
-    made = [path for path in (root, *root.parents) if not path.exists()]
+    folder = store.local_file("")
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     key = f"{name}/object"
     try:
         store.write(key, b"whole")
@@ -161,7 +168,8 @@ def _probe(store: Store) -> Finding:
                 "take a file system with atomic renames, hard links and locks",
             )
     finally:
-        shutil.rmtree(root / name, ignore_errors=True)
+        with suppress(StorageError):
+            store.delete(name)
         for path in made:
             with suppress(OSError):
                 path.rmdir()

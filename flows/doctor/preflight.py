@@ -57,6 +57,7 @@ def findings(
     storage = list(places.storage(root))
     yield from storage
     if all(finding.status is not Status.FAIL for finding in storage):
+        yield from places.far_core(config, root)
         yield places.disk(config, root)
     yield places.gateway_port(config, root, run_id)
     if prefect:

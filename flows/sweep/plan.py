@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from configs.load import ConfigError, load_config
 from configs.run import RunConfig
+from storage.copies import local_copy
 from storage.objects import Store
 from storage.records import Record
 from storage.run import Run
@@ -133,7 +134,7 @@ def make_plan(
             f"{count} runs: a sweep varies a parameter or has several seeds, and has at most "
             f"{MOST_RUNS} runs"
         )
-    file = base if source is None else str(source.store.local_path(source.layout.config))
+    file = base if source is None else str(local_copy(source.store, source.layout.config))
     fixed = [*overrides, f"storage.root={root}"]
     first = load_config(file, fixed).seed
     points = tuple(

@@ -8,6 +8,7 @@ from typing import Any
 
 from cells.checkpoint import CheckpointError, find_checkpoint
 from configs.training import RatioReference
+from storage.copies import local_copy
 from storage.run import Run
 from tasks.warm_start.policies import PolicyError, first_policy
 
@@ -45,11 +46,11 @@ def _of_version(run: Run, version: int) -> Anchor:
         key = first_policy(run)
         if key is None:
             raise PolicyError(f"run {run.run_id}: the policy that it started from is gone")
-        return Anchor(run.store.local_path(key), version)
+        return Anchor(local_copy(run.store, key), version)
     checkpoint = find_checkpoint(run, version)
     if checkpoint is None:
         raise CheckpointError(
             f"run {run.run_id}: there is no checkpoint of version {version}, which the step starts "
             f"from and training.objective.ratio=proximal needs"
         )
-    return Anchor(run.store.local_path(checkpoint.policy_key), version)
+    return Anchor(local_copy(run.store, checkpoint.policy_key), version)

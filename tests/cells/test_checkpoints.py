@@ -20,7 +20,8 @@ from cells.checkpoint import (
 )
 from cells.client import DaemonError
 from configs.load import load_config
-from storage.objects import StorageError, Store
+from storage.copies import local_copy
+from storage.objects import Store
 from storage.run import Run, create_run
 
 
@@ -133,7 +134,30 @@ def test_the_newest_are_kept(run):
     assert not folder.exists()
 
 
-def test_storage_that_is_not_local_is_refused(run):
+def test_an_object_store_gets_it_and_another_machine_fetches_it(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "here"))
     elsewhere = Run(Store("memory://checkpoints"), run.layout, run.config, run.identity)
-    with pytest.raises(StorageError, match=r"has no local path; use a local storage\.root"):
-        save(elsewhere, Core())
+    core = Core()
+    for core.version in (4, 5):
+        made = save(elsewhere, core)
+    folder = local_copy(elsewhere.store, made.key)
+    assert folder.is_relative_to(tmp_path / "here")
+    written = {path.name: path.read_bytes() for path in folder.rglob("*.safetensors")}
+    monkeypatch.setenv("HOME", str(tmp_path / "another"))
+    weights = local_copy(elsewhere.store, made.policy_key) / "model.safetensors"
+    assert weights.is_relative_to(tmp_path / "another")
+    assert weights.read_bytes() == written["model.safetensors"]
+    assert latest_checkpoint(elsewhere) == made, "the rest is fetched, and all of it verified"
+    prune_checkpoints(elsewhere, 1)
+    assert checkpoint_versions(elsewhere) == [5]
+    elsewhere.store.delete(made.key)
+    assert not weights.exists() and latest_checkpoint(elsewhere) is None
+
+
+def test_one_that_an_object_store_lost_a_part_of_is_refused(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    elsewhere = Run(Store("memory://damaged"), run.layout, run.config, run.identity)
+    made = save(elsewhere, Core())
+    elsewhere.store.delete(f"{made.state_key}/state.safetensors")
+    with pytest.raises(CheckpointError, match=r"state/state\.safetensors: missing"):
+        latest_checkpoint(elsewhere)

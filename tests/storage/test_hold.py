@@ -68,7 +68,13 @@ def test_a_lock_on_a_deleted_file_is_taken_again(tmp_path: Path) -> None:
             pass
 
 
-def test_a_store_without_files_is_not_locked() -> None:
-    store = Store("memory://hold/root")
-    with alone(store, "lock"), alone(store, "lock"):
-        assert store.keys("") == []
+def test_locks_of_a_store_without_files_lie_on_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    store, other = Store("memory://hold/root"), Store("memory://hold/other")
+    with alone(store, "lock"):
+        with pytest.raises(HeldError), alone(store, "lock"):
+            pass
+        with alone(other, "lock"):
+            assert store.keys("") == []

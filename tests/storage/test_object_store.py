@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import boto3
 import pytest
 from s3fs import S3FileSystem
 
+from storage.copies import local_copy, send_copy
 from storage.errors import MissingObjectError, StorageError
 from storage.journal import Journal, JournalTail, append_line, read_journal, read_lines
 from storage.objects import Store
@@ -54,9 +60,44 @@ def test_journals_go_on_after_another_writer(store: Store) -> None:
     assert read_lines(store, "metrics.jsonl") == [b"{}", b"[]"]
 
 
-def test_what_needs_a_folder_is_refused(store: Store) -> None:
-    with pytest.raises(StorageError, match=r"local storage\.root"):
-        store.local_path("policies/x")
+def test_of_many_writers_at_once_one_succeeds(store: Store) -> None:
+    """What epochs are taken with: the look before the write is not what tells them apart."""
+    with ThreadPoolExecutor(8) as pool:
+        done = list(pool.map(lambda number: store.write_once("one", b"%d" % number), range(8)))
+    assert done.count(True) == 1
+    assert store.read("one") == b"%d" % done.index(True)
+
+
+def test_another_process_changes_what_this_one_has_listed(store: Store) -> None:
+    store.write("folder/old", b"1")
+    assert store.children("folder") == ["old"]
+    bucket, _, prefix = store.url.removeprefix("s3://").partition("/")
+    boto3.client("s3").put_object(Bucket=bucket, Key=f"{prefix}/folder/new", Body=b"2")
+    assert store.exists("folder/new") and store.read("folder/new") == b"2"
+
+
+def test_what_programs_load_is_fetched_once(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(MissingObjectError):
+        local_copy(store, "policies/x")
+    made = store.local_file("policies/x")
+    (made / "deep").mkdir(parents=True)
+    (made / "config.json").write_bytes(b"{}")
+    (made / "deep" / "weights").write_bytes(b"w" * 100_000)
+    send_copy(store, "policies/x")
+    assert store.keys("policies") == ["policies/x/config.json", "policies/x/deep/weights"]
+    shutil.rmtree(tmp_path / ".cache")
+    assert local_copy(store, "policies/x/config.json").read_bytes() == b"{}"
+    folder = local_copy(store, "policies/x")
+    assert folder == made and (folder / "deep" / "weights").read_bytes() == b"w" * 100_000
+    inode = (folder / "config.json").stat().st_ino
+    assert (local_copy(store, "policies/x") / "config.json").stat().st_ino == inode
+    (folder / "deep" / "weights").write_bytes(b"half")  # as a full disk leaves it
+    assert (local_copy(store, "policies/x") / "deep" / "weights").stat().st_size == 100_000
+    store.delete("policies/x")
+    assert not folder.exists()
 
 
 def test_credentials_that_are_missing_are_said(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ def test_records_of_a_store(store: Store) -> None:
 
 def test_only_a_folder_has_paths(tmp_path: Path) -> None:
     assert Store(tmp_path).local_path("a/b") == tmp_path / "a" / "b"
-    with pytest.raises(StorageError, match="no local path"):
+    with pytest.raises(StorageError, match="no path on this machine"):
         Store("memory://x").local_path("a")
 
 

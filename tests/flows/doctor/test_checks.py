@@ -140,7 +140,7 @@ def test_roots_that_can_not_be_used(tmp_path: Path) -> None:
     (tmp_path / "newer").mkdir()
     (tmp_path / "newer" / MARK).write_bytes(newer)
     cases = {
-        "memory://somewhere": "is not a folder",
+        "memory://somewhere": "is the memory of one process",
         str(tmp_path / "file"): "A file is where a folder is needed",
         str(tmp_path / "newer"): "StorageRoot of format 7, this version reads 1",
         "/proc/gyre": "can't be written",
