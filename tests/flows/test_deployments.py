@@ -57,3 +57,6 @@ def test_the_template_of_a_kubernetes_pool_is_whole() -> None:
     }
     assert places == set(variables)
     assert {"name", "command", "env", "labels"} <= places
+    pod = template["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
+    # Without these, at this odd place, Prefect's worker refuses a manifest.
+    assert (pod["parallelism"], pod["completions"]) == (1, 1)
