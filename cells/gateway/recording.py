@@ -6,6 +6,7 @@ import asyncio
 import queue
 import threading
 from array import array
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from cells.gateway.forms import Finish, Reply, ToolCall, Usage
@@ -14,6 +15,8 @@ from storage.journal import Journal, read_journal
 from storage.layout import RunLayout
 from storage.objects import MissingObjectError, Store
 from storage.records import Call, CallStatus, Record, decode, encode
+
+_LANES = 32
 
 
 class SessionRecord(Record):
@@ -64,6 +67,11 @@ class ExecutionLog:
     def write_session(self, record: SessionRecord) -> None:
         self._store.write_record(self._session_key, record)
 
+    @property
+    def waits(self) -> bool:
+        """Whether each write is a question to a store and the wait for its answer."""
+        return not self._store.is_local
+
     def append(self, call: bytes, turn: bytes | None) -> None:
         """Keep an encoded call. The turn goes first: a turn without its call is ignored, but a call
         without its turn could not be gone on from.
@@ -99,9 +107,11 @@ class ExecutionLog:
 
 class Recorder:
     """One thread that writes for all executions: while it writes, what comes in becomes its next
-    batch, and the event loop is woken once for each batch."""
+    batch, and the event loop is woken once for each batch. On an object store the executions of a
+    batch are written side by side."""
 
     def __init__(self) -> None:
+        self._lanes = ThreadPoolExecutor(_LANES, thread_name_prefix="recorder")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: queue.SimpleQueue[_Line | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
@@ -125,23 +135,38 @@ class Recorder:
         if self._loop is not None:
             self._waiting.put(None)
             await asyncio.to_thread(self._thread.join)
+        self._lanes.shutdown()
 
     def _run(self) -> None:
         while (line := self._waiting.get()) is not None:
             batch = [line]
             while not self._waiting.empty() and (line := self._waiting.get()) is not None:
                 batch.append(line)
-            outcomes = [(done, _written(log, call, turn)) for log, call, turn, done in batch]
+            outcomes = self._write(batch)
             assert self._loop is not None
             self._loop.call_soon_threadsafe(_tell, outcomes)
             if line is None:
                 return
 
+    def _write(self, batch: list[_Line]) -> list[_Outcome]:
+        if not batch[0][0].waits:
+            return _written(batch)
+        logs: dict[ExecutionLog, list[_Line]] = {}
+        for line in batch:
+            logs.setdefault(line[0], []).append(line)
+        return [outcome for row in self._lanes.map(_written, logs.values()) for outcome in row]
+
 
 _Line = tuple[ExecutionLog, bytes, bytes | None, "asyncio.Future[None]"]
+_Outcome = tuple["asyncio.Future[None]", Exception | None]
 
 
-def _written(log: ExecutionLog, call: bytes, turn: bytes | None) -> Exception | None:
+def _written(lines: list[_Line]) -> list[_Outcome]:
+    """Write them in order."""
+    return [(done, _failure(log, call, turn)) for log, call, turn, done in lines]
+
+
+def _failure(log: ExecutionLog, call: bytes, turn: bytes | None) -> Exception | None:
     try:
         log.append(call, turn)
     except Exception as error:  # noqa: BLE001  (whoever waits gets it)
@@ -149,7 +174,7 @@ def _written(log: ExecutionLog, call: bytes, turn: bytes | None) -> Exception | 
     return None
 
 
-def _tell(outcomes: list[tuple[asyncio.Future[None], Exception | None]]) -> None:
+def _tell(outcomes: list[_Outcome]) -> None:
     for done, error in outcomes:
         if done.done():
             continue
