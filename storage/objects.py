@@ -253,7 +253,8 @@ class Store:
         if self._local:
             return self.local_path(key)
         name = hashlib.sha256(self.url.rstrip("/").encode()).hexdigest()[:12]
-        return Path.home() / ".cache" / "gyre" / name / key
+        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        return Path(cache) / "gyre" / name / key
 
     def local_path(self, key: str) -> Path:
         """The file behind ``key``, for programs that need a path.

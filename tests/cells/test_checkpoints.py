@@ -135,7 +135,7 @@ def test_the_newest_are_kept(run):
 
 
 def test_an_object_store_gets_it_and_another_machine_fetches_it(run, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path / "here"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "here"))
     elsewhere = Run(Store("memory://checkpoints"), run.layout, run.config, run.identity)
     core = Core()
     for core.version in (4, 5):
@@ -143,7 +143,7 @@ def test_an_object_store_gets_it_and_another_machine_fetches_it(run, tmp_path, m
     folder = local_copy(elsewhere.store, made.key)
     assert folder.is_relative_to(tmp_path / "here")
     written = {path.name: path.read_bytes() for path in folder.rglob("*.safetensors")}
-    monkeypatch.setenv("HOME", str(tmp_path / "another"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
     weights = local_copy(elsewhere.store, made.policy_key) / "model.safetensors"
     assert weights.is_relative_to(tmp_path / "another")
     assert weights.read_bytes() == written["model.safetensors"]
@@ -155,7 +155,7 @@ def test_an_object_store_gets_it_and_another_machine_fetches_it(run, tmp_path, m
 
 
 def test_one_that_an_object_store_lost_a_part_of_is_refused(run, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     elsewhere = Run(Store("memory://damaged"), run.layout, run.config, run.identity)
     made = save(elsewhere, Core())
     elsewhere.store.delete(f"{made.state_key}/state.safetensors")

@@ -71,7 +71,7 @@ def test_a_lock_on_a_deleted_file_is_taken_again(tmp_path: Path) -> None:
 def test_locks_of_a_store_without_files_lie_on_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     store, other = Store("memory://hold/root"), Store("memory://hold/other")
     with alone(store, "lock"):
         with pytest.raises(HeldError), alone(store, "lock"):

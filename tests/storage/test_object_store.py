@@ -79,7 +79,7 @@ def test_another_process_changes_what_this_one_has_listed(store: Store) -> None:
 def test_what_programs_load_is_fetched_once(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(MissingObjectError):
         local_copy(store, "policies/x")
     made = store.local_file("policies/x")
@@ -88,7 +88,7 @@ def test_what_programs_load_is_fetched_once(
     (made / "deep" / "weights").write_bytes(b"w" * 100_000)
     send_copy(store, "policies/x")
     assert store.keys("policies") == ["policies/x/config.json", "policies/x/deep/weights"]
-    shutil.rmtree(tmp_path / ".cache")
+    shutil.rmtree(tmp_path / "gyre")
     assert local_copy(store, "policies/x/config.json").read_bytes() == b"{}"
     folder = local_copy(store, "policies/x")
     assert folder == made and (folder / "deep" / "weights").read_bytes() == b"w" * 100_000
