@@ -155,7 +155,9 @@ def _probe(store: Store) -> Finding:
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     key = f"{name}/object"
     try:
+        began = time.time()
         store.write(key, b"whole")
+        ended = time.time()
         written_at = store.entries(name)[0].changed_at
         again = store.write_once(key, b"twice")  # by hard links, which few file systems lack
         new = store.write_once(f"{key}-once", b"once")
@@ -173,7 +175,7 @@ def _probe(store: Store) -> Finding:
         for path in made:
             with suppress(OSError):
                 path.rmdir()
-    skew = written_at - time.time()
+    skew = written_at - min(max(written_at, began), ended)
     if abs(skew) > SKEW_S:
         return warn(
             "storage",

@@ -17,6 +17,7 @@ from configs.load import load_config
 from configs.run import RunConfig
 from flows.doctor import environment, machine, places, processes
 from flows.doctor.finding import Status
+from storage.objects import Store
 from storage.records import encode
 from storage.root import MARK, StorageRoot
 from tasks.rollout.sandboxes import bubblewrap
@@ -132,6 +133,23 @@ def test_a_folder_can_be_a_root_and_nothing_is_left(tmp_path: Path) -> None:
     (found,) = places.storage(str(root))
     assert found.status is Status.OK
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bucket_can_be_a_root_and_nothing_is_left(
+    s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (found,) = places.storage(f"{s3}/root")
+    assert found.status is Status.OK
+    assert Store(s3).keys("root") == [] and list(tmp_path.rglob("*")) == []
+    (found,) = places.storage("s3://no-such-bucket/root")
+    assert found.status is Status.FAIL and "no-such-bucket" in found.found
+    near = config("cells.cells=[{name: a, core: true}, {name: b, elsewhere: true}]")
+    far = config("cells.cells=[{name: a, core: true, elsewhere: true}]")
+    assert list(places.far_core(near, f"{s3}/root")) == []
+    assert list(places.far_core(far, str(tmp_path))) == []
+    (found,) = places.far_core(far, f"{s3}/root")
+    assert found.status is Status.FAIL and "cell a" in found.found
 
 
 def test_roots_that_can_not_be_used(tmp_path: Path) -> None:
