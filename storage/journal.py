@@ -44,15 +44,14 @@ class Journal:
                     self._next += 1  # another writer came in between
                 self._next += 1
                 return
-            path = self._store.local_path(self._segment())
             try:
                 if self._file is None:
-                    path.parent.mkdir(parents=True, exist_ok=True)
                     self._file = self._open_segment()
                 _write_all(self._file, data)
                 if self._fsync:
                     os.fsync(self._file.fileno())
             except OSError as error:
+                path = self._store.local_path(self._segment())
                 self._end_segment()  # what follows must not continue a torn line
                 raise refused(path, error) from error
 
@@ -64,8 +63,10 @@ class Journal:
     def _open_segment(self) -> BinaryIO:
         """A file that nobody had before, whatever other writer came in between."""
         while True:
+            path = self._store.local_path(self._segment())
+            path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                return open(self._store.local_path(self._segment()), "xb", buffering=0)
+                return open(path, "xb", buffering=0)
             except FileExistsError:
                 self._next += 1
 

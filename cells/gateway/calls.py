@@ -28,7 +28,7 @@ from cells.gateway.metrics import Metrics
 from cells.gateway.recording import Recorder, Turn, make_node
 from cells.gateway.routing import Cell, CellState, Places
 from cells.gateway.sessions import Session
-from cells.gateway.streaming import TextStream, cut_at_stop
+from cells.gateway.streaming import Gathered, TextStream, cut_at_stop
 from cells.gateway.wire import Wire
 from storage.objects import StorageError
 from storage.records import Call, CallStatus, Served, VersionSpan
@@ -85,6 +85,7 @@ class LiveCall:
             if request.stream and not request.sampling.constraint
             else None
         )
+        self._unread = Gathered(self._text.feed) if self._text else None
         self._gone = asyncio.Event()
         self._why: RefusedError | None = None
         self._flight: Flight | None = None
@@ -107,6 +108,8 @@ class LiveCall:
         """
         self._why = self._why or why
         self._gone.set()
+        if self._unread is not None:
+            self._unread.drop()
         if self._flight is not None:
             self._flight.abort()
 
@@ -244,9 +247,9 @@ class LiveCall:
         return sampling
 
     def _progress(self, ids: list[int]) -> None:
-        assert self._text is not None
-        if ids and not self._gone.is_set():
-            self._text.feed(ids)
+        assert self._unread is not None
+        if not self._gone.is_set():
+            self._unread.put(ids)
 
     def _take(self, piece: Piece, cell: Cell) -> None:
         offset = len(self._ids)
@@ -321,6 +324,8 @@ class LiveCall:
         Raises:
             RefusedError: 503, storage refused.
         """
+        if self._unread is not None:
+            self._unread.drop()  # a client gets what is recorded, and no more
         plan, session = self._plan, self._session
         call = Call(
             call_id=self.call_id,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 from array import array
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,6 +18,9 @@ from storage.objects import MissingObjectError, Store
 from storage.records import Call, CallStatus, Record, decode, encode
 
 _LANES = 32
+SLOW_S = 0.02
+"""A write that takes longer would hold up every other answer."""
+CAREFUL_S = 30.0
 
 
 class SessionRecord(Record):
@@ -68,6 +72,12 @@ class ExecutionLog:
         self._store.write_record(self._session_key, record)
 
     @property
+    def is_quick(self) -> bool:
+        """Whether a write is an addition to files that are open, which a file system takes into
+        memory."""
+        return self._calls is not None and self._turns is not None and not self.waits
+
+    @property
     def waits(self) -> bool:
         """Whether each write is a question to a store and the wait for its answer."""
         return not self._store.is_local
@@ -106,11 +116,17 @@ class ExecutionLog:
 
 
 class Recorder:
-    """One thread that writes for all executions: while it writes, what comes in becomes its next
-    batch, and the event loop is woken once for each batch. On an object store the executions of a
-    batch are written side by side."""
+    """Writes for all executions.
+
+    What only adds to open files is written at once: to hand it to a thread, and to wake that and
+    the event loop, costs ten times as much. When a write took long, as on a disk that others flood,
+    a thread has them for a while. So it has all others always: while it writes, what comes in
+    becomes its next batch, and the event loop is woken once for each batch. On an object store the
+    executions of a batch are written side by side.
+    """
 
     def __init__(self) -> None:
+        self._careful_until = 0.0
         self._lanes = ThreadPoolExecutor(_LANES, thread_name_prefix="recorder")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: queue.SimpleQueue[_Line | None] = queue.SimpleQueue()
@@ -122,11 +138,14 @@ class Recorder:
         Raises:
             StorageError: the store is full or refuses.
         """
+        lines = encode(call), encode(turn) if turn is not None else None
+        if log.is_quick and time.monotonic() >= self._careful_until:
+            self._write_now(log, *lines)
+            return
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._thread.start()
         done = self._loop.create_future()
-        lines = encode(call), encode(turn) if turn is not None else None
         self._waiting.put((log, *lines, done))
         await asyncio.shield(done)  # whoever stops waiting does not stop the writing
 
@@ -136,6 +155,13 @@ class Recorder:
             self._waiting.put(None)
             await asyncio.to_thread(self._thread.join)
         self._lanes.shutdown()
+
+    def _write_now(self, log: ExecutionLog, call: bytes, turn: bytes | None) -> None:
+        start = time.monotonic()
+        log.append(call, turn)
+        end = time.monotonic()
+        if end - start > SLOW_S:
+            self._careful_until = end + CAREFUL_S
 
     def _run(self) -> None:
         while (line := self._waiting.get()) is not None:

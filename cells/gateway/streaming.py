@@ -8,6 +8,7 @@ distances, which costs a constant factor.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from cells.gateway.codec import Codec
@@ -17,6 +18,36 @@ THINKING, CONTENT = FIELDS = ("reasoning_content", "content")
 _BROKEN = "\ufffd"
 CHARACTER_IDS = 4
 """Most ids of one character: of more, what does not decode never will."""
+
+
+TEXT_EVERY_S = 0.02
+"""How long ids wait for more before their text goes. Each piece costs the gateway, the network and
+the client a turn, and nobody reads faster."""
+
+
+class Gathered:
+    """Hands ids on in larger pieces, none later than ``TEXT_EVERY_S``."""
+
+    def __init__(self, take: Callable[[list[int]], None]) -> None:
+        self._take = take
+        self._ids: list[int] = []
+        self._due: asyncio.TimerHandle | None = None
+
+    def put(self, ids: list[int]) -> None:
+        self._ids += ids
+        if self._due is None and ids:
+            self._due = asyncio.get_running_loop().call_later(TEXT_EVERY_S, self._hand_on)
+
+    def drop(self) -> None:
+        """Forget what was not handed on."""
+        self._ids = []
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+
+    def _hand_on(self) -> None:
+        ids, self._ids, self._due = self._ids, [], None
+        self._take(ids)
 
 
 def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
