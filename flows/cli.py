@@ -13,11 +13,13 @@ from flows import (
     doctor_cli,
     evaluate_cli,
     export_cli,
+    fsck_cli,
     gc_cli,
     harness_cli,
     host_cli,
     inspect_cli,
     problems_cli,
+    replay_cli,
     rescore_cli,
     runs_cli,
     samples_cli,
@@ -84,6 +86,8 @@ samples_cli.register(app)
 simulate_cli.register(app)
 config_cli.register(app)
 doctor_cli.register(app)
+fsck_cli.register(app)
+replay_cli.register(app)
 gc_cli.register(app)
 harness_cli.register(app)
 

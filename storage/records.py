@@ -68,6 +68,22 @@ def decode(data: bytes, kind: type[R], where: str = "record") -> R:
         raise RecordError(f"{where}: {error}") from None
 
 
+def check_record(data: bytes, where: str = "record") -> None:
+    """See that ``data`` is a whole record of some kind and format.
+
+    Raises:
+        RecordError: names ``where``, and what is wrong.
+    """
+    try:
+        body: Any = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise RecordError(f"{where}: not JSON: {error}") from None
+    if not isinstance(body, dict) or not isinstance(body.get("record"), str):
+        raise RecordError(f"{where}: not a record")
+    if "crc" in body and not _is_whole(data, body["crc"]):
+        raise RecordError(f"{where}: its checksum differs: it is damaged, or was changed by hand")
+
+
 def _check_format(kind: type[Record], version: Any, where: str) -> None:
     found = f"{where}: {kind.__name__} of format {version}, this version reads {kind.FORMAT}"
     if type(version) is not int or version < 1:

@@ -74,14 +74,14 @@ def open_run(root: str, run_id: str) -> Run:
     check_root(store)
     try:
         text = store.read(layout.config)
-        identity = store.read(layout.identity).decode()
+        identity = store.read(layout.identity).decode(errors="replace")
     except MissingObjectError:
         names = ", ".join(store.children("runs")) or "none"
         raise StorageError(f"no run {run_id!r} in {root}; there are: {names}") from None
     _check_format(text, layout.config)
     try:
         config = RunConfig.model_validate(yaml.safe_load(text))
-    except ValueError as error:
+    except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{layout.config}: not readable by this version: {error}") from error
     return Run(store, layout, config, identity)
 

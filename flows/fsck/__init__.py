@@ -1,0 +1,1 @@
+"""What a run has in storage, held against itself."""
