@@ -27,6 +27,13 @@ class Device(StrEnum):
     CUDA = "cuda"
 
 
+class WeightsBy(StrEnum):
+    """How weights pass from a cell's replica to its engine."""
+
+    TENSORS = "tensors"
+    FILES = "files"
+
+
 class CellConfig(Section):
     """One block of processors."""
 
@@ -48,6 +55,19 @@ class CellConfig(Section):
         "Its host is started with gyre host, on the machine of address; the run waits for it. "
         "Otherwise the flow starts it where the flow runs.",
     )
+
+    nodes: tuple[str, ...] = setting(
+        (),
+        "Addresses of further machines that the cell spans: the ranks of cells.layout are shared "
+        "out evenly over them and that of address, in order. gyre host RUN CELL --node N runs on "
+        "the Nth of these.",
+        max_length=1024,
+    )
+
+    @property
+    def machines(self) -> int:
+        """How many the cell spans."""
+        return 1 + len(self.nodes)
 
 
 class ElasticConfig(Section):
@@ -133,6 +153,18 @@ class CellsConfig(Section):
         "An engine gives the memory of its weights and KV cache back while its cell trains; needed "
         "where engine and replica do not fit side by side. Frees nothing on a CPU.",
     )
+    weights: WeightsBy = setting(
+        WeightsBy.FILES,
+        "How an engine gets its replica's weights. tensors: in shared memory, some at a time, and "
+        "by files where that is refused. files: an HF directory, in memory where there is room.",
+    )
+    weights_bucket_mb: float = setting(
+        512,
+        "Tensors that are in shared memory at once with weights=tensors, or one if it is larger.",
+        unit="MB",
+        ge=0.001,
+        le=1e6,
+    )
     decide_every_s: float = setting(
         0.5, "Time between two decisions of the manager.", unit="seconds", ge=0.05, le=600
     )
@@ -164,6 +196,16 @@ class CellsConfig(Section):
                 f"cells {', '.join(away)} have an address, the others {LOOPBACK}, at which cells "
                 f"of other machines can't read their weights: give every cell an address"
             )
+        for cell in self.cells:
+            if self.layout.ranks % cell.machines:
+                raise ValueError(
+                    f"cell {cell.name} spans {cell.machines} machines, which can't share out the "
+                    f"{self.layout.ranks} ranks of cells.layout evenly"
+                )
+            if cell.nodes and cell.address == LOOPBACK:
+                raise ValueError(
+                    f"cell {cell.name} spans several machines: give it the address of its first one"
+                )
         if self.policy is PolicyName.ASYNC and self.training_cells >= len(self.cells):
             raise ValueError(
                 f"policy async with training_cells={self.training_cells} leaves none of the "

@@ -23,7 +23,7 @@ from cells.kv_pool.search import find_pool
 from cells.reason import CAN_NOT_START
 from cells.serving.flags import EngineSettings
 from cells.serving.process import EngineProcess, free_port
-from configs.cells import CellConfig
+from configs.cells import CellConfig, WeightsBy
 from configs.load import ConfigError
 from storage.objects import StorageError
 from storage.run import Run, open_run
@@ -84,6 +84,7 @@ async def _start(run: Run, config: CellConfig, name: str, policy: Path, version:
             cell=config.name,
             scratch=run.store.local_file(f"{run.layout.prefix}/scratch/{config.name}"),
             policy=policy,
+            version=version,
         )
         undo.callback(exports.close)
         engine = EngineProcess(
@@ -118,6 +119,9 @@ async def _start(run: Run, config: CellConfig, name: str, policy: Path, version:
             compute_limit_s=run.config.training.micro_step_limit_s,
             backup_limit_s=cells.kv_backup_limit_s,
             release_memory=cells.release_memory,
+            bucket_bytes=(
+                int(cells.weights_bucket_mb * 1e6) if cells.weights is WeightsBy.TENSORS else None
+            ),
         )
         await cell.start()
         undo.pop_all()

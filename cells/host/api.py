@@ -14,7 +14,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cells.daemon import Daemon, StaleEpochError
-from cells.host.cell import Cell, SwitchLateError, UnknownCommandError, VersionAbsentError
+from cells.host.cell import Cell, SwitchLateError, UnknownCommandError
+from cells.host.handover import VersionAbsentError
 from cells.host.roles import HostRole, WrongRoleError
 from cells.process import cpu_seconds
 from cells.replica.client import ReplicaDeadError, ReplicaDeadlineError, ReplicaRefusedError

@@ -11,7 +11,8 @@ from typing import Any
 
 from cells.daemon import Fence, StaleEpochError
 from cells.host.exports import Exports
-from cells.host.parts import Engine, Replica
+from cells.host.handover import Handover
+from cells.host.parts import Engine, Further, Replica
 from cells.host.roles import HostRole, RoleMachine
 
 WATCH_S = 0.5
@@ -44,10 +45,6 @@ class UnknownCommandError(ValueError):
 
 class SwitchLateError(RuntimeError):
     """A switch did not end before its deadline; the cell is in the role that it had, or failed."""
-
-
-class VersionAbsentError(RuntimeError):
-    """The replica does not hold the weights that the engine is to serve."""
 
 
 @dataclass
@@ -93,6 +90,9 @@ class Cell:
         compute_limit_s: longest time of a command that computes.
         backup_limit_s: longest wait of a cell that leaves for its KV pages to be written.
         release_memory: the engine gives its memory back while the cell trains.
+        bucket_bytes: weights come to the engine in shared memory, so much at a time; None brings
+            them in files.
+        nodes: the further machines of the cell, if it spans several.
     """
 
     def __init__(
@@ -107,26 +107,36 @@ class Cell:
         compute_limit_s: float,
         backup_limit_s: float,
         release_memory: bool = False,
+        bucket_bytes: int | None = None,
+        nodes: Further | None = None,
     ) -> None:
         self.name = name
         self.engine = engine
         self.replica = replica
-        self.engine_version = version
-        self.replica_version = version
         self.roles = RoleMachine()
         self.fence = Fence()
         self.moved = Moved()
         self.pace = Pace()
         self._exports = exports
+        self._nodes = nodes
+        self._weights = Handover(
+            name, engine, replica, exports, version, bucket_bytes, switch_limit_s
+        )
         self._switch_limit_s = switch_limit_s
         self._compute_limit_s = compute_limit_s
         self._backup_limit_s = backup_limit_s
         self._release_memory = release_memory
-        self._released = False
-        """The engine has given its memory back."""
-        self._empty = False
-        """The engine has its memory, and no weights in it."""
         self._switching = asyncio.Lock()
+
+    @property
+    def engine_version(self) -> int:
+        """Of the weights that the engine serves."""
+        return self._weights.engine_version
+
+    @property
+    def replica_version(self) -> int:
+        """Of the weights that the replica holds."""
+        return self._weights.replica_version
 
     async def start(self) -> None:
         """Begin in rollout, the replica asleep. Both processes are ready.
@@ -140,7 +150,7 @@ class Cell:
     async def watch(self) -> None:
         """Fail the cell when one of its processes ends. Runs until then, or until cancelled."""
         while self.roles.role is not HostRole.FAILED:
-            if found := self.engine.failure() or self.replica.failure():
+            if found := self.engine.failure() or self.replica.failure() or self._lost_node():
                 self.roles.fail(found)
             await asyncio.sleep(WATCH_S)
 
@@ -169,14 +179,15 @@ class Cell:
                         # What is late is computed anew by whoever needs it.
                         await self.engine.settle(self._backup_limit_s)
                     with self.roles.part("memory"):
-                        await self._give_memory()
+                        if self._release_memory:
+                            await self._weights.release_memory()
                     with self.roles.part("replica"):
                         await self.replica.call("wake", {}, self._switch_limit_s)
                     return
                 with self.roles.part("memory"):
-                    await self._take_memory()
+                    await self._weights.resume_memory()
                 with self.roles.part("weights"):
-                    await self._serve(self.engine_version if version is None else version)
+                    await self._weights.serve(self.engine_version if version is None else version)
                 with self.roles.part("replica"):
                     await self.replica.call("sleep", {}, self._switch_limit_s)
 
@@ -188,7 +199,7 @@ class Cell:
         async with self._turn(epoch):
             if version != self.engine_version:
                 async with self._switch(self.roles.role):
-                    await self._serve(version)
+                    await self._weights.serve(version)
 
     async def command(self, epoch: int, command: str, args: dict[str, Any]) -> dict[str, Any]:
         """Have the replica carry out a command and return its answer.
@@ -211,16 +222,22 @@ class Cell:
         answer = await self.replica.call(command, args, limit_s)
         self.pace.count(command, time.monotonic() - began)
         if command in VERSION_COMMANDS:
-            self.replica_version = int(answer["version"])
+            self._weights.replica_version = int(answer["version"])
         self.moved.count(command, answer)
         return answer
 
     async def close(self) -> None:
         """End both processes and remove the exported weights."""
+        ending = [self.engine.close(), self.replica.close()]
+        if self._nodes is not None:
+            ending.append(self._nodes.close())
         try:
-            await asyncio.gather(self.engine.close(), self.replica.close())
+            await asyncio.gather(*ending)
         finally:
             await asyncio.to_thread(self._exports.close)
+
+    def _lost_node(self) -> str:
+        return self._nodes.failure() if self._nodes is not None else ""
 
     @asynccontextmanager
     async def _turn(self, epoch: int) -> AsyncIterator[None]:
@@ -258,48 +275,17 @@ class Cell:
         if self.roles.role is HostRole.FAILED:
             return
         try:
-            # An update that was late may have taken effect: only the engine knows.
-            self.engine_version = await self.engine.version()
-            if before is HostRole.TRAINING:
-                await self._give_memory()
-            else:
-                await self._take_memory()
-                await self._serve(self.engine_version)
+            await self._weights.ask_version()
+            if before is not HostRole.TRAINING:
+                await self._weights.resume_memory()
+                await self._weights.serve(self.engine_version)
+            elif self._release_memory:
+                await self._weights.release_memory()
             command = "wake" if before is HostRole.TRAINING else "sleep"
             await self.replica.call(command, {}, self._switch_limit_s)
             self.roles.abandon(f"a switch was refused: {error}")
         except Exception as worse:  # noqa: BLE001 - whatever it is, the cell can't be trusted
             self.roles.fail(f"{error}; after that: {worse}")
-
-    async def _give_memory(self) -> None:
-        if self._release_memory and not self._released:
-            await self.engine.release_memory(self._switch_limit_s)
-            self._released = True
-
-    async def _take_memory(self) -> None:
-        if self._released:
-            await self.engine.resume_memory(self._switch_limit_s)
-            self._released, self._empty = False, True
-
-    async def _serve(self, version: int) -> None:
-        if version == self.engine_version:
-            if self._empty:
-                path = self._exports.served(version)
-                await self.engine.update_weights(path, version, self._switch_limit_s)
-                self._empty = False
-            return
-        path = await asyncio.to_thread(self._exports.fresh, version)
-        answer = await self.replica.call("export", {"path": str(path)}, self._switch_limit_s)
-        self.replica_version = int(answer["version"])
-        if self.replica_version != version:
-            await asyncio.to_thread(self._exports.fresh, version)
-            raise VersionAbsentError(
-                f"the engine is to serve version {version}, the replica holds "
-                f"{self.replica_version}; pull or load it first"
-            )
-        await self.engine.update_weights(path, version, self._switch_limit_s)
-        self.engine_version, self._empty = version, False
-        await asyncio.to_thread(self._exports.keep_only, version)
 
 
 def _mean(old: float | None, new: float) -> float:

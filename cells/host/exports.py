@@ -27,8 +27,9 @@ class Exports:
     Args:
         root: URL of the store, which tells apart runs of the same name.
         scratch: folder on disk to use instead of memory.
-        policy: HF directory whose size is that of an export.
-        memory: a memory file system.
+        policy: HF directory that an engine starts with; its size is that of an export.
+        version: that it is.
+        memory: a memory file system; None for a folder that other machines share.
 
     Raises:
         BlockingIOError: another host of this cell lives.
@@ -42,14 +43,17 @@ class Exports:
         cell: str,
         scratch: Path,
         policy: Path,
-        memory: Path = MEMORY,
+        version: int,
+        memory: Path | None = MEMORY,
     ) -> None:
-        remove_abandoned(memory)
+        if memory is not None:
+            remove_abandoned(memory)
         digest = hashlib.sha256(f"{root} {run_id}".encode()).hexdigest()[:8]
         name = re.sub(r"[^A-Za-z0-9._-]", "_", f"{PREFIX}{run_id[:48]}-{cell}-{digest}")
-        self.folder = memory / name if _has_room(memory, policy) else scratch
+        in_memory = memory is not None and _has_room(memory, policy)
+        self.folder = memory / name if memory is not None and in_memory else scratch
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._policy = policy
+        self._policy, self._version = policy, version
         self._lock = open(self.folder / LOCK, "wb")  # noqa: SIM115 - held until close
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -67,10 +71,12 @@ class Exports:
         shutil.rmtree(path, ignore_errors=True)
         return path
 
-    def served(self, version: int) -> Path:
-        """Where the weights are that an engine serves as ``version``."""
+    def kept(self, version: int) -> Path | None:
+        """Where the weights of ``version`` are, if they are in files."""
         path = self.folder / f"v{version}"
-        return path if path.is_dir() else self._policy
+        if path.is_dir():
+            return path
+        return self._policy if version == self._version else None
 
     def keep_only(self, version: int | None) -> None:
         """Remove all others. The one that an engine serves stays: it goes back to it on failure."""

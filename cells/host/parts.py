@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Protocol
+
+from cells.serving.engine import Bucket
 
 
 class Engine(Protocol):
@@ -30,6 +33,11 @@ class Engine(Protocol):
         """End every generation with its partial answer."""
 
     async def update_weights(self, path: Path, version: int, limit_s: float) -> None: ...
+
+    async def load_tensors(
+        self, buckets: AsyncIterator[Bucket], version: int, limit_s: float
+    ) -> None:
+        """As ``update_weights``; when it is refused, what was served before is gone."""
 
     async def settle(self, limit_s: float) -> bool:
         """Wait until other engines can have what this one computed; whether it was in time."""
@@ -58,5 +66,14 @@ class Replica(Protocol):
         """How its process ended and what it said last; empty while it lives."""
 
     async def call(self, command: str, args: dict[str, Any], limit_s: float) -> dict[str, Any]: ...
+
+    async def close(self) -> None: ...
+
+
+class Further(Protocol):
+    """What of a cell is on machines other than its leader's. ``cells.host.nodes.Nodes`` is it."""
+
+    def failure(self) -> str:
+        """What ended there; empty while all lives."""
 
     async def close(self) -> None: ...

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from cells.replica.agreement import together
 from cells.replica.anchors import Anchors
+from cells.replica.buckets import Buckets
 from cells.replica.errors import ReplicaError
 from cells.replica.gradient import Answer, Gradient, UpdateKey, apply_gradient, recorded
 from cells.replica.groups import GroupCache, SampleRequest, document
@@ -32,6 +33,7 @@ from cells.replica.requests import (
     PathRequest,
     PullRequest,
     ReduceRequest,
+    ShareRequest,
     StepRequest,
     UpdateRequest,
     block_of,
@@ -72,6 +74,7 @@ class Commands:
         self._publication: Publication | None = None
         self._optimizer: Optimizer | None = None
         self._pulled: Descriptor | None = None
+        self._buckets = Buckets()
         self._stepped: tuple[UpdateKey, Answer] | None = None
         self._table: dict[str, tuple[type[Section], Callable[[Any], Answer]]] = {
             "load": (LoadRequest, self._load),
@@ -84,6 +87,8 @@ class Commands:
             "publish": (Empty, self._publish),
             "pull": (PullRequest, self._pull),
             "export": (PathRequest, self._export),
+            "share": (ShareRequest, self._share),
+            "unshare": (Empty, self._unshare),
             "save": (PathRequest, self._save),
             "restore": (PathRequest, self._restore),
             "logprobs": (LogprobsRequest, self._logprobs),
@@ -210,6 +215,14 @@ class Commands:
         policy, _ = self._loaded()
         policy.export(Path(request.path))
         return {"version": policy.version}
+
+    def _share(self, request: ShareRequest) -> Answer:
+        policy, _ = self._loaded()
+        return self._buckets.share(policy, request.first, request.limit_bytes)
+
+    def _unshare(self, request: Empty) -> Answer:
+        self._buckets.drop()
+        return {}
 
     def _save(self, request: PathRequest) -> Answer:
         policy, _ = self._loaded()

@@ -27,6 +27,11 @@ class PathRequest(Section):
     path: str = Field(min_length=1, max_length=4096)
 
 
+class ShareRequest(Section):
+    first: int = COUNT
+    limit_bytes: int = Field(ge=1, le=1 << 40)
+
+
 class PolicyRequest(Section):
     """Weights, as a command names them."""
 

@@ -3,14 +3,16 @@
 Generations go through the gateway, not through this. Read in the source of SGLang 0.5.23:
 ``/pause_generation`` in mode ``abort`` answers when no request is left, and holds back new ones
 until ``/continue_generation``; ``/update_weights_from_disk`` keeps the old weights where the new
-ones can't be loaded; ``/model_info`` needs no token and tells the weight version.
+ones can't be loaded, ``/update_weights_from_tensor`` does not; ``/model_info`` needs no token and
+tells the weight version.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -35,6 +37,19 @@ class EngineLateError(EngineError):
 
 class EngineRefusedError(EngineError):
     """It answered with an error, and goes on with what it had."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Some HF tensors of a policy, whole, in shared memory; free when the next one is asked for.
+
+    Args:
+        payload: where they are, as SGLang's ``MultiprocessingSerializer`` writes it, base64.
+        last: all others came before.
+    """
+
+    payload: str
+    last: bool
 
 
 class EngineClient:
@@ -111,13 +126,41 @@ class EngineClient:
         try:
             async with asyncio.timeout(limit_s):
                 await self._call("POST", "/pause_generation", {"mode": "abort"}, limit_s)
-                answer = await self._call("POST", "/update_weights_from_disk", body, limit_s)
+                await self._accepted("/update_weights_from_disk", body, limit_s)
         except TimeoutError:
             raise EngineLateError(f"{self.url}: no new weights within {limit_s:g} s") from None
         finally:
             await self._resume()
-        if not answer.get("success"):
-            raise EngineRefusedError(f"{self.url}: {path}: {answer.get('message')}")
+
+    async def load_tensors(
+        self, buckets: AsyncIterator[Bucket], ranks: int, version: int, limit_s: float
+    ) -> None:
+        """As ``update_weights``, with weights from shared memory of this machine.
+
+        Args:
+            ranks: processes that share the model's matrices; each is told of all tensors.
+
+        Raises:
+            EngineError: what it served before is gone too.
+        """
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._call("POST", "/pause_generation", {"mode": "abort"}, limit_s)
+                await self._accepted("/begin_weight_update", {}, limit_s)
+                try:
+                    async for bucket in buckets:
+                        body = {
+                            "serialized_named_tensors": [bucket.payload] * ranks,
+                            "flush_cache": bucket.last,
+                            "weight_version": str(version) if bucket.last else None,
+                        }
+                        await self._accepted("/update_weights_from_tensor", body, limit_s)
+                finally:
+                    await self._accepted("/end_weight_update", {}, limit_s)
+        except TimeoutError:
+            raise EngineLateError(f"{self.url}: no new weights within {limit_s:g} s") from None
+        finally:
+            await self._resume()
 
     async def settle(self, limit_s: float) -> bool:
         """Wait until what was computed is written to the shared pool, and forget the own copies.
@@ -144,6 +187,12 @@ class EngineClient:
     async def _resume(self) -> None:
         """Also after a pause that failed: it may have taken effect, and calls would hang."""
         await self._call("POST", "/continue_generation", {}, CONTINUE_LIMIT_S)
+
+    async def _accepted(self, path: str, body: dict[str, Any], limit_s: float) -> None:
+        """A call whose answer tells whether it was carried out."""
+        answer = await self._call("POST", path, body, limit_s)
+        if not answer.get("success"):
+            raise EngineRefusedError(f"{self.url}{path}: {answer.get('message')}")
 
     async def _call(
         self, method: str, path: str, body: dict[str, Any] | None, limit_s: float

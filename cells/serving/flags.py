@@ -10,7 +10,9 @@ from pathlib import Path
 from cells.kv_pool.pool import METADATA
 from cells.serving.launch import ADMIN_KEY
 from configs.cells import Device
+from configs.layout import Precision
 
+_DTYPES = {Precision.FP32: "float32", Precision.BF16: "bfloat16"}
 PAGE = 16
 """Tokens of a page of KV that engines share."""
 
@@ -29,7 +31,10 @@ class EngineSettings:
             group that run on two cells could draw the same numbers.
         admin_key: bearer token of the control calls; generations need none.
         release_memory: it will be asked to give its memory back.
-        gpus: that share the model's matrices, on ``cuda``.
+        gpus: that share the model's matrices, on ``cuda`` or on several machines.
+        nodes: machines that they are on, as many on each.
+        node: number of this machine; the first one takes the requests.
+        meeting: HOST:PORT on the first machine where the others join it.
         kv_pool: host:port of the Mooncake master whose KV pages it shares; None keeps its own to
             itself.
     """
@@ -47,6 +52,16 @@ class EngineSettings:
     gpus: int = 1
     kv_pool: str | None = None
     host: str = "127.0.0.1"
+    nodes: int = 1
+    node: int = 0
+    meeting: str = ""
+    precision: Precision = Precision.FP32
+    """Of a CPU's engine, where bf16 is many times slower without AMX; a GPU's has its policy's."""
+
+    @property
+    def ranks(self) -> int:
+        """Processes that share the model's matrices."""
+        return 1 if self.device is Device.CPU and self.nodes == 1 else self.gpus
 
     @property
     def url(self) -> str:
@@ -84,18 +99,24 @@ def engine_argv(settings: EngineSettings) -> list[str]:
             # By default it looks for nothing shorter than 256 tokens beyond what it has.
             "hicache-storage-backend-extra-config": f'{{"prefetch_threshold": {PAGE}}}',
         }
+    if settings.ranks > 1:
+        flags["tp-size"] = str(settings.ranks)
+    if settings.nodes > 1:
+        flags |= {
+            "nnodes": str(settings.nodes),
+            "node-rank": str(settings.node),
+            "dist-init-addr": settings.meeting,
+        }
     if settings.device is Device.CPU:
         flags |= {
             "device": "cpu",
-            "dtype": "float32",  # other types are many times slower without AMX
+            "dtype": _DTYPES[settings.precision],
             "attention-backend": "torch_native",
             "sampling-backend": "pytorch",
         }
         switches.append("disable-overlap-schedule")  # overlaps a GPU's work with the CPU's
-    else:
-        flags["tp-size"] = str(settings.gpus)
-        if settings.release_memory:
-            switches.append("enable-memory-saver")
+    elif settings.release_memory:
+        switches.append("enable-memory-saver")
     argv = [sys.executable, "-m", "cells.serving.launch"]
     for name, value in flags.items():
         argv += [f"--{name}", value]

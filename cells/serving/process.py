@@ -9,7 +9,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import psutil
 
 from cells.process import end_group, spawn
 from cells.reason import exit_words, last_line, log_since, log_size, reason
-from cells.serving.engine import EngineClient, EngineLateError
+from cells.serving.engine import Bucket, EngineClient, EngineLateError
 from cells.serving.flags import EngineSettings, engine_argv, engine_environment
 
 END_GRACE_S = 3.0
@@ -109,6 +109,12 @@ class EngineProcess:
     async def update_weights(self, path: Path, version: int, limit_s: float) -> None:
         """See ``EngineClient.update_weights``."""
         await self._client.update_weights(path, version, limit_s)
+
+    async def load_tensors(
+        self, buckets: AsyncIterator[Bucket], version: int, limit_s: float
+    ) -> None:
+        """See ``EngineClient.load_tensors``."""
+        await self._client.load_tensors(buckets, self.settings.ranks, version, limit_s)
 
     async def settle(self, limit_s: float) -> bool:
         """See ``EngineClient.settle``; at once without a shared pool."""

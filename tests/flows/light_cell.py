@@ -9,7 +9,7 @@ import asyncio
 import os
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,6 +19,7 @@ from cells.host import replica as host_replica
 from cells.host.cell import TRAINING_COMMANDS
 from cells.replica.settings import ReplicaSettings
 from cells.serving import process as serving
+from cells.serving.engine import Bucket
 from cells.serving.flags import EngineSettings
 from storage.objects import Store
 from storage.samples import read_group
@@ -86,6 +87,12 @@ class LightEngine:
 
     async def update_weights(self, path: Path, version: int, limit_s: float) -> None:
         assert (path / "model.safetensors").exists()
+        self._engine.version = version
+
+    async def load_tensors(
+        self, buckets: AsyncIterator[Bucket], version: int, limit_s: float
+    ) -> None:
+        assert [bucket.last async for bucket in buckets] == [True]
         self._engine.version = version
 
     async def close(self) -> None:
@@ -165,6 +172,9 @@ class LightReplica:
     def _pull(self, descriptor: dict[str, Any]) -> dict[str, Any]:
         self._version = descriptor["version"]
         return {"version": self._version, "bytes": 0, "seconds": 0.0}
+
+    def _share(self, first: int, limit_bytes: int) -> dict[str, Any]:
+        return {"next": None, "payload": ""}
 
     def _export(self, path: str) -> None:
         shutil.copytree(self._policy, path, dirs_exist_ok=True)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 from cells.host.cell import Cell
 from cells.host.exports import Exports
+from cells.serving.engine import Bucket
+
+BUCKETS = 2
+"""That the replica's weights are shared in."""
 
 
 class FakeEngine:
@@ -41,6 +46,15 @@ class FakeEngine:
         self._say("update")
         self.served = version
 
+    async def load_tensors(
+        self, buckets: AsyncIterator[Bucket], version: int, limit_s: float
+    ) -> None:
+        self._say("begin")
+        async for bucket in buckets:
+            self._say(f"take {bucket.payload}")
+        assert bucket.last
+        self.served = version
+
     async def settle(self, limit_s: float) -> bool:
         self._say("settle")
         return True
@@ -65,7 +79,7 @@ class FakeEngine:
 
 
 class FakeReplica:
-    """Holds a version; ``export`` writes a file."""
+    """Holds a version; ``export`` writes a file, ``share`` tells of buckets."""
 
     def __init__(self, said: list[str]) -> None:
         self.pid = os.getpid()
@@ -86,6 +100,10 @@ class FakeReplica:
             case "step":
                 self.holds += 1
                 return {"version": self.holds, "grad_norm": 1.0, "skipped": False}
+            case "share":
+                first = args["first"]
+                following = first + 1 if first + 1 < BUCKETS else None
+                return {"version": self.holds, "next": following, "payload": f"bucket {first}"}
             case "export":
                 _write_weights(Path(args["path"]))
                 return {"version": self.holds}
@@ -110,7 +128,12 @@ class FakeCell:
     """A cell on fakes. ``said`` has all calls to both in order."""
 
     def __init__(
-        self, folder: Path, switch_limit_s: float = 10, *, release_memory: bool = False
+        self,
+        folder: Path,
+        switch_limit_s: float = 10,
+        *,
+        release_memory: bool = False,
+        bucket_bytes: int | None = None,
     ) -> None:
         self.said: list[str] = []
         self.engine = FakeEngine(self.said)
@@ -121,6 +144,7 @@ class FakeCell:
             cell="a",
             scratch=folder / "scratch",
             policy=folder,
+            version=0,
             memory=folder / "no-memory",
         )
         self.cell = Cell(
@@ -133,6 +157,7 @@ class FakeCell:
             compute_limit_s=10,
             backup_limit_s=10,
             release_memory=release_memory,
+            bucket_bytes=bucket_bytes,
         )
 
     def take(self) -> list[str]:

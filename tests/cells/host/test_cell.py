@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from cells.daemon import StaleEpochError
-from cells.host.cell import SwitchLateError, UnknownCommandError, VersionAbsentError
+from cells.host.cell import SwitchLateError, UnknownCommandError
+from cells.host.handover import VersionAbsentError
 from cells.host.roles import HostRole, WrongRoleError
 from cells.replica.client import ReplicaRefusedError
 from cells.serving.engine import EngineGoneError, EngineLateError, EngineRefusedError

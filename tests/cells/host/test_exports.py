@@ -16,7 +16,13 @@ def make(tmp_path: Path, memory: Path, root: str = "root") -> Exports:
     (policy / "model.safetensors").write_bytes(b"x" * 1000)
     scratch = tmp_path / "scratch"
     return Exports(
-        root=root, run_id="a/b c", cell="a", scratch=scratch, policy=policy, memory=memory
+        root=root,
+        run_id="a/b c",
+        cell="a",
+        scratch=scratch,
+        policy=policy,
+        version=2,
+        memory=memory,
     )
 
 
@@ -50,6 +56,14 @@ def test_a_second_host_of_a_cell_is_refused(tmp_path: Path) -> None:
     assert (first.folder / "v1").exists()
     first.close()
     assert not make(tmp_path, tmp_path / "none").fresh(1).exists()
+
+
+def test_what_an_engine_started_with_is_kept_and_nothing_else_is_made_up(tmp_path: Path) -> None:
+    exports = make(tmp_path, tmp_path / "none")
+    exports.fresh(5).mkdir()
+    assert exports.kept(2) == tmp_path / "policy"
+    assert exports.kept(5) == exports.folder / "v5"
+    assert exports.kept(4) is None
 
 
 def test_a_half_written_version_is_not_written_into(tmp_path: Path) -> None:

@@ -30,6 +30,9 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 START_LIMIT_S = 500
 LIMIT_S = 60
+SHARED = Path("/dev/shm")
+BUCKET_MB = 0.1
+"""A tenth of the weights, so that several go."""
 CPU = sorted(os.sched_getaffinity(0))[-1]
 
 
@@ -85,7 +88,12 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
 def host(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     cells = f"cells.cells=[{{name: a, core: true, cpus: [{CPU}]}}, {{name: b}}]"
     run = make_run(
-        tmp_path_factory.mktemp("host"), cells, "cells.lease_s=600", "cells.start_limit_s=480"
+        tmp_path_factory.mktemp("host"),
+        cells,
+        "cells.lease_s=600",
+        "cells.start_limit_s=480",
+        "cells.weights=tensors",
+        f"cells.weights_bucket_mb={BUCKET_MB}",
     )
     host = Host(run, tiny_policy)
     yield host
@@ -171,20 +179,14 @@ def test_both_processes_rest_when_they_have_nothing_to_do(client: DaemonClient) 
         assert (cpu_seconds(pid) - start) / seconds < 0.05
 
 
-def test_an_update_reaches_the_engine(host: Host, client: DaemonClient) -> None:
+def assert_serves_what_the_replica_holds(client: DaemonClient, folder: Path) -> None:
+    """Each log-prob is that of a forward with the replica's weights."""
     import torch
     from transformers import Qwen3ForCausalLM
 
-    args = {"step": 0, "update": 0, "micro_step": "m0", "samples": [seal_group(host.run)]}
-    assert post(client, "/replica/micro_step", epoch=1, args=args)["target_tokens"] == 20
-    step = {"step": 0, "update": 0, "executions": 1, "learning_rate": 0.01}
-    assert post(client, "/replica/step", epoch=1, args=step)["version"] == 1
-    status = post(client, "/role", epoch=1, role="rollout", version=1)
-    assert (status["role"], status["engine"]["version"]) == ("rollout", 1)
+    post(client, "/replica/export", epoch=1, args={"path": str(folder)})
     answer = generate(client)
-    (folder,) = exports(host.run)
-    assert [path.name for path in folder.glob("v*")] == ["v1"]
-    model = Qwen3ForCausalLM.from_pretrained(folder / "v1", dtype=torch.float32)
+    model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
     ids = torch.tensor([list(range(20, 40)) + answer["output_ids"]])
     with torch.no_grad():
         expected = model(ids).logits[0].log_softmax(-1)
@@ -193,18 +195,56 @@ def test_an_update_reaches_the_engine(host: Host, client: DaemonClient) -> None:
     )
 
 
+def update(host: Host, client: DaemonClient, number: int) -> None:
+    """The core makes one more version, which the engine is to serve."""
+    where = {"step": number, "update": 0}
+    args = {**where, "micro_step": "m0", "samples": [seal_group(host.run)]}
+    assert post(client, "/replica/micro_step", epoch=1, args=args)["target_tokens"] == 20
+    step = {**where, "executions": 1, "learning_rate": 0.01}
+    assert post(client, "/replica/step", epoch=1, args=step)["version"] == number + 1
+    status = post(client, "/role", epoch=1, role="rollout", version=number + 1)
+    assert (status["role"], status["engine"]["version"]) == ("rollout", number + 1)
+
+
+def test_an_update_reaches_the_engine_in_shared_memory(
+    host: Host, client: DaemonClient, tmp_path: Path
+) -> None:
+    before = set(SHARED.iterdir())
+    update(host, client, 0)
+    (folder,) = exports(host.run)
+    assert not list(folder.glob("v*")), "nothing went by files"
+    assert not {path for path in set(SHARED.iterdir()) - before if path.name.startswith("torch_")}
+    assert_serves_what_the_replica_holds(client, tmp_path / "held")
+
+
+def test_an_update_that_the_engine_refuses_so_goes_by_files(
+    host: Host, client: DaemonClient, tmp_path: Path
+) -> None:
+    engine = client.call("GET", "/status")["engine"]
+    headers = {"authorization": f"Bearer {engine['token']}"}
+    with httpx.Client(base_url=engine["url"], headers=headers, timeout=LIMIT_S) as control:
+        control.post("/begin_weight_update", json={}).raise_for_status()
+        post(client, "/role", epoch=1, role="training")
+        update(host, client, 1)
+        control.post("/end_weight_update", json={}).raise_for_status()
+    assert "goes by files" in host.log.read_text()
+    (folder,) = exports(host.run)
+    assert [path.name for path in folder.glob("v*")] == ["v2"]
+    assert_serves_what_the_replica_holds(client, tmp_path / "held")
+
+
 def test_a_version_that_is_not_there_is_refused(client: DaemonClient) -> None:
-    with pytest.raises(DaemonError, match=r"422 .*serve version 9, the replica holds 1"):
+    with pytest.raises(DaemonError, match=r"422 .*serve version 9, the replica holds 2"):
         post(client, "/engine/version", epoch=1, version=9)
     status = client.call("GET", "/status")
-    assert (status["role"], status["engine"]["version"]) == ("rollout", 1)
+    assert (status["role"], status["engine"]["version"]) == ("rollout", 2)
 
 
 def test_an_older_epoch_is_refused(client: DaemonClient) -> None:
-    assert post(client, "/replica/publish", epoch=3, args={})["descriptor"]["version"] == 1
+    assert post(client, "/replica/publish", epoch=3, args={})["descriptor"]["version"] == 2
     for path, body in (
         ("/role", {"role": "training"}),
-        ("/engine/version", {"version": 1}),
+        ("/engine/version", {"version": 2}),
         ("/replica/status", {}),
     ):
         with pytest.raises(FencedError):
