@@ -16,6 +16,13 @@ class Precision(StrEnum):
     BF16 = "bf16"
 
 
+class Attention(StrEnum):
+    """What computes attention."""
+
+    AUTO = "auto"
+    TE = "te"
+
+
 class LayoutConfig(Section):
     """The ranks of a replica: one process each, on a GPU of its own where there are GPUs.
 
@@ -47,6 +54,11 @@ class LayoutConfig(Section):
     precision: Precision = setting(
         Precision.FP32,
         "fp32, or bf16 weights with fp32 gradients and, in the core, fp32 master weights.",
+    )
+    attention: Attention = setting(
+        Attention.AUTO,
+        "auto: torch's fused attention on a CPU, FlexAttention on GPUs. te: Transformer Engine, "
+        "on GPUs with bf16, training.pack flat and context 1; not run on a GPU yet.",
     )
     distributed_optimizer: bool = setting(
         False, "Data and context ranks of the core share out master weights and moments."

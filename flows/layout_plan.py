@@ -6,8 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from cells.replica.memory import USABLE, Machine, Moves, Needs, moves, needs, total_parameters
-from cells.replica.place import check_layout
-from cells.replica.planned import planned_shape
+from cells.replica.planned import check_model, planned_shape
 from configs.run import RunConfig
 
 COLUMNS = ("part of a GPU", "GB")
@@ -19,11 +18,11 @@ def plan_layout(config: RunConfig, machine: Machine) -> dict[str, Any]:
     """Sizes, memory of the fullest GPU in each role, and seconds of what moves.
 
     Raises:
-        ShapeError, LayoutError: the model can't be trained, or the layout can't cut it.
+        ShapeError, LayoutError: the model can't be trained, or the layout does not fit.
     """
     layout = config.cells.layout
     shape, where = planned_shape(config.model)
-    check_layout(layout, shape, where)
+    check_model(config)
     found = needs(
         shape,
         layout,

@@ -40,7 +40,7 @@ def main() -> int:
     from cells.replica.model import start_megatron
 
     start_megatron()
-    checks = (attention, megatron, long_row, memory)
+    checks = (attention, transformer_engine, megatron, long_row, memory)
     passed = [_carried_out(check) for check in checks]
     return 0 if all(passed) else 1
 
@@ -67,6 +67,32 @@ def attention() -> dict[str, Any]:
     gap = float((found.detach().cpu() - expected).abs().max())
     finite = all(bool(tensor.grad.isfinite().all()) for tensor in inputs if tensor.grad is not None)
     return {"ok": gap < 1e-2 and finite, "tokens": total, "gap_max": gap, "seconds": seconds}
+
+
+def transformer_engine() -> dict[str, Any]:
+    """A policy with ``cells.layout.attention: te`` against one with FlexAttention, in bf16."""
+    from megatron.core.extensions.transformer_engine import HAVE_TE
+
+    from cells.replica.packing import pack
+    from cells.replica.place import Place
+    from configs.layout import Attention, LayoutConfig, Precision
+
+    if not HAVE_TE:
+        return {"ok": True, "text": "Transformer Engine is not installed: not checked"}
+    row = pack(documents(3, 200))
+    found = []
+    for kind in Attention:
+        layout = LayoutConfig(precision=Precision.BF16, attention=kind)
+        policy = _policy(hidden=256, layers=4, place=Place(layout))
+        logprobs = policy.passes.logprobs([row])
+        assert logprobs is not None
+        policy.passes.backward([row], _sum)
+        norm = float(policy.flat.gradients.double().norm())
+        found.append((logprobs[0], norm))
+    (flex, flex_norm), (engine, norm) = found
+    gap = float((flex - engine).abs().max())
+    ratio = norm / flex_norm
+    return {"ok": gap < 0.1 and abs(ratio - 1) < 0.05, "logprob_gap": gap, "norm_ratio": ratio}
 
 
 def megatron() -> dict[str, Any]:

@@ -150,7 +150,7 @@ def _rank_needs(
         weights=parameters * width / _GB,
         gradients=parameters * 4 / _GB,
         optimizer=state * (dense / shared + experts / copies) / _GB,
-        activations=_activations(shape, place, width, row_tokens) / _GB,
+        activations=activation_bytes(shape, place, width, row_tokens) / _GB,
         logits=logits / _GB,
         host=blocks / _GB,
         serving_weights=cell / _GB,
@@ -162,9 +162,13 @@ def _held(link: Link, shape: PolicyShape, place: Place) -> int:
     return sum(prod(piece.size) for piece in link.pieces(shape, place))
 
 
-def _activations(shape: PolicyShape, place: Place, width: int, row_tokens: int) -> float:
-    """Bytes that are kept for the backward pass, and the gathered keys of one layer. The rows of a
-    micro-step, which are in flight together, have its tokens together."""
+def activation_bytes(shape: PolicyShape, place: Place, width: int, row_tokens: float) -> float:
+    """Bytes that a rank keeps for the backward pass. The rows of a micro-step, which are in flight
+    together, have its tokens together.
+
+    They follow ``row_tokens`` over context ranks, but for the keys and values that a layer gathers
+    from all of them: with recomputation those of one layer, otherwise of each.
+    """
     layout = place.layout
     tokens = row_tokens / layout.context
     scattered = tokens / (layout.tensor if layout.sequence_parallel else 1)
@@ -178,7 +182,7 @@ def _activations(shape: PolicyShape, place: Place, width: int, row_tokens: int) 
     gathered = keys if layout.context > 1 else 0
     if layout.recompute:
         return layers * scattered * shape.hidden * width + layer + gathered
-    return layers * layer + gathered
+    return layers * (layer + gathered)
 
 
 def _mlp(shape: PolicyShape, layout: LayoutConfig, tokens: float, scattered: float) -> float:

@@ -19,7 +19,7 @@ from cells.replica.errors import ReplicaError
 from cells.replica.packing import PackedRow
 from cells.replica.place import LOGIT_ELEMENTS, Place
 from cells.replica.shape import PolicyShape
-from configs.layout import Precision
+from configs.layout import Attention, Precision
 
 with megatron_imports():
     from megatron.core import parallel_state
@@ -40,29 +40,38 @@ _ENTROPY_ROWS = 256
 
 
 def start_megatron(
-    place: Place | None = None, *, rendezvous: Path | None = None, limit_s: float = 120
+    place: Place | None = None,
+    *,
+    rendezvous: Path | dist.Store | None = None,
+    nodes: int = 1,
+    limit_s: float = 120,
 ) -> None:
     """Make this process one rank of a replica. Call once.
 
     Args:
-        rendezvous: a file that all ranks share; a process alone needs none (and no port).
+        rendezvous: a file that all ranks share, or a store; a process alone needs none (and no
+            port).
+        nodes: machines that the ranks are on, as many on each.
         limit_s: longest wait for another rank, in a collective too.
     """
     place = place or Place()
     layout = place.layout
     cuda = torch.cuda.is_available()
-    store: dist.Store
-    store = dist.HashStore() if place.alone else dist.FileStore(str(rendezvous), layout.ranks)
+    if place.alone:
+        rendezvous = dist.HashStore()
+    elif isinstance(rendezvous, Path):
+        rendezvous = dist.FileStore(str(rendezvous), layout.ranks)
     if cuda:
-        if layout.ranks > torch.cuda.device_count():
+        here = layout.ranks // nodes
+        if here > torch.cuda.device_count():
             raise ReplicaError(
-                f"cells.layout has {layout.ranks} ranks, this machine has "
-                f"{torch.cuda.device_count()} GPUs: a replica runs on one machine in this version"
+                f"{here} of the {layout.ranks} ranks of cells.layout are on this machine, which "
+                f"has {torch.cuda.device_count()} GPUs: give the cell more machines"
             )
-        torch.cuda.set_device(place.rank % torch.cuda.device_count())
+        torch.cuda.set_device(place.rank % here)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if cuda else "gloo",
-        store=store,
+        store=rendezvous,
         rank=place.rank,
         world_size=layout.ranks,
         timeout=timedelta(seconds=limit_s),
@@ -211,10 +220,19 @@ def _block(shape: PolicyShape, place: Place) -> TransformerBlockSubmodules:
     )
     parts, attention = layer.submodules, layer.submodules.self_attention.submodules
     parts.input_layernorm = parts.pre_mlp_layernorm = Norm
-    attention.core_attention = PackedAttention
+    attention.core_attention = _core_attention(place.layout.attention)
     if shape.qk_norm:
         attention.q_layernorm = attention.k_layernorm = Norm
     return TransformerBlockSubmodules([layer] * len(place.layers(shape)), layer_norm=Norm)
+
+
+def _core_attention(kind: Attention) -> type:
+    if kind is Attention.AUTO:
+        return PackedAttention
+    # Not at the top: where it is installed, its import takes seconds.
+    from cells.replica.te_attention import TransformerEngineAttention
+
+    return TransformerEngineAttention
 
 
 def initialise(model: GPTModel, std: float, seed: int) -> None:

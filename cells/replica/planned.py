@@ -7,8 +7,10 @@ from pathlib import Path
 from cells.replica.place import MASK_ELEMENTS, LayoutError, check_layout
 from cells.replica.shape import Experts, PolicyShape, read_shape
 from configs.cells import Device
+from configs.layout import Attention, Precision
 from configs.model import ModelConfig, ModelFamily
 from configs.run import RunConfig
+from configs.training import PackKind
 
 _EPSILON, _STD = 1e-6, 0.02
 """No size depends on them."""
@@ -53,6 +55,8 @@ def check_model(config: RunConfig) -> None:
     layout = config.cells.layout
     shape, where = planned_shape(config.model)
     check_layout(layout, shape, where)
+    if layout.attention is Attention.TE:
+        _check_transformer_engine(config)
     tokens = config.training.micro_step_tokens
     mask = tokens * tokens // layout.context if layout.context > 1 else 0
     if mask > MASK_ELEMENTS and config.cells.device is Device.CPU:
@@ -65,3 +69,19 @@ def check_model(config: RunConfig) -> None:
             f"training.micro_step_tokens ({tokens}) is smaller than model.context "
             f"({config.model.context}): memory is planned for rows of as many tokens"
         )
+
+
+def _check_transformer_engine(config: RunConfig) -> None:
+    layout = config.cells.layout
+    wanted = [
+        ("cells.device", config.cells.device.value, Device.CUDA.value, "it has kernels for GPUs"),
+        ("cells.layout.precision", layout.precision.value, Precision.BF16.value, "and for bf16"),
+        ("training.pack", config.training.pack.value, PackKind.FLAT.value, "it knows no trees"),
+        ("cells.layout.context", layout.context, 1, "it shares rows out in another order"),
+    ]
+    for name, found, needed, why in wanted:
+        if found != needed:
+            raise LayoutError(
+                f"cells.layout.attention is te, which needs {name} {needed}, not {found}: {why}; "
+                f"or set it to auto"
+            )

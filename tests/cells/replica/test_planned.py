@@ -66,6 +66,11 @@ def test_parameters_are_those_of_the_tensors() -> None:
             ["cells.layout.context=2", "training.micro_step_tokens=8192"],
             r"a dense mask of 33554432 elements, at most 16777216",
         ),
+        (["cells.layout.attention=te"], "which needs cells.device cuda, not cpu"),
+        (
+            ["cells.layout.attention=te", "cells.device=cuda", "cells.layout.precision=bf16"],
+            r"which needs training.pack flat, not tree",
+        ),
     ],
 )
 def test_a_layout_that_can_not_run_is_refused(changes: list[str], expected: str) -> None:
