@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from cells.replica.place import LayoutError
+from cells.replica.planned import check_model
+from cells.replica.shape import ShapeError
 from configs.model import ModelSource
 from configs.run import RunConfig
 from flows.doctor import environment, machine, places
@@ -62,6 +65,7 @@ def findings(
     yield places.gateway_port(config, root, run_id)
     if prefect:
         yield places.prefect_port(config)
+    yield layout(config, root, run_id)
     yield policy(config, root, run_id)
     yield problems(config)
 
@@ -69,6 +73,18 @@ def findings(
 def _told(finding: Finding) -> str:
     advice = f"\n  {finding.advice}" if finding.advice else ""
     return f"{finding.check}: {finding.found}{advice}"
+
+
+def layout(config: RunConfig, root: str, run_id: str = "") -> Finding:
+    """Whether the ranks of a cell can share the model, on the device of the run."""
+    ranks = config.cells.layout.ranks
+    if run_id and _imported(root, run_id):
+        return ok("layout", f"{ranks} ranks a cell, checked when the run was started")
+    try:
+        check_model(config)
+    except (LayoutError, ShapeError) as error:
+        return fail("layout", str(error))
+    return ok("layout", f"{ranks} {'rank' if ranks == 1 else 'ranks'} a cell")
 
 
 def policy(config: RunConfig, root: str, run_id: str = "") -> Finding:

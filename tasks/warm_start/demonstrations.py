@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +63,16 @@ class MemoryWorkspace:
         raise ValueError("the script runs no shell")
 
 
+class Script(Protocol):
+    """What a model says: ``ScriptedAgent`` is one."""
+
+    def turn(self, agent: str) -> str:
+        """At a turn of ``agent``."""
+
+    def summary(self, agent: str) -> str:
+        """When its context is full."""
+
+
 class _History:
     """Ids of one history, extended call by call as the gateway does it."""
 
@@ -82,7 +92,7 @@ class _History:
 class ScriptedModel:
     """Stands where the model would: renders as the gateway, answers by the script."""
 
-    def __init__(self, codec: Codec, tokenizer: Any, script: ScriptedAgent) -> None:
+    def __init__(self, codec: Codec, tokenizer: Any, script: Script) -> None:
         self._codec = codec
         self._tokenizer = tokenizer
         self._script = script
@@ -109,6 +119,11 @@ class ScriptedModel:
         history.messages = len(messages) + 1
         self.calls += 1
         return Reply(self._message(history, tools), end)
+
+    @property
+    def documents(self) -> tuple[Document, ...]:
+        """Its histories, in the order in which they began."""
+        return tuple(history.document() for history in self.histories)
 
     def _message(self, history: _History, tools: list[Any]) -> dict[str, Any]:
         parsed = self._codec.parse(history.output, history.prompt, tools)
@@ -138,8 +153,7 @@ def demonstrate(
     script = ScriptedAgent(specification, rng, habits, settings.sub_agents)
     model = ScriptedModel(codec, tokenizer, script)
     run_agent(specification.text, model, workspace, settings)
-    documents = tuple(history.document() for history in model.histories)
-    return Demonstration(documents, workspace.files, model.calls)
+    return Demonstration(model.documents, workspace.files, model.calls)
 
 
 def harness_settings(config: HarnessConfig) -> Settings:

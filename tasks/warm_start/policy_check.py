@@ -40,7 +40,7 @@ def check_policy(folder: Path, model: ModelConfig) -> None:
     try:
         shape = read_shape(folder / "config.json")
     except ShapeError as error:
-        raise PolicyError(f"{error}; model.path must be a Qwen3 model") from None
+        raise PolicyError(f"{error}; model.path must be one of these models") from None
     if model.context > shape.context:
         raise PolicyError(
             f"{folder / 'config.json'}: max_position_embeddings is {shape.context}, model.context "

@@ -105,6 +105,13 @@ def test_a_model_directory_with_missing_tensors(tmp_path: Path, tiny_policy: Pat
     assert not root.exists()
 
 
+def test_a_layout_that_can_not_cut_the_model(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    expected = "layout: model.shape: kv_heads (2) must be a multiple of the layout's tensor (4)"
+    refused(train(root, "cells.layout.tensor=4"), 3, expected)
+    assert not root.exists()
+
+
 def test_a_full_disk(tmp_path: Path) -> None:
     """A real file system of 8 MB, in namespaces of its own."""
     root = tmp_path / "root"

@@ -25,6 +25,7 @@ ROWS = {
     "disk",
     "gateway",
     "prefect",
+    "layout",
     "policy",
     "locks",
     "memory",
