@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from cells.process import end_group, spawn
 from cells.replica.frames import FrameError, pack_frame, read_frame
+from cells.replica.meeting import TOKEN_VARIABLE
 from cells.replica.settings import ReplicaSettings
 
 _END_GRACE_S = 3.0
@@ -69,8 +70,12 @@ class ReplicaClient:
         log: Path,
         limit_s: float,
         cpus: Sequence[int] = (),
+        ranks_token: str = "",
     ) -> Self:
         """Start a worker and wait until it is ready. Call it on the main thread's event loop.
+
+        Args:
+            ranks_token: secret that ranks of other machines join with, where there are some.
 
         Raises:
             ReplicaDeadError: it ended first; the text holds the end of its log.
@@ -90,7 +95,7 @@ class ReplicaClient:
                     *(sys.executable, "-m", "cells.replica.worker", "--socket", str(path)),
                     *("--settings", settings.model_dump_json()),
                 ],
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", TOKEN_VARIABLE: ranks_token},
                 log=log,
                 cpus=cpus,
             )

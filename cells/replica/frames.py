@@ -25,12 +25,14 @@ def pack_frame(body: dict[str, Any]) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-def receive_frame(stream: socket.socket) -> dict[str, Any] | None:
+def receive_frame(
+    stream: socket.socket, limit_bytes: int = FRAME_LIMIT_BYTES
+) -> dict[str, Any] | None:
     """The next frame of a blocking socket; None when the other side has closed it."""
     head = _exactly(stream, _LENGTH.size)
     if head is None:
         return None
-    data = _exactly(stream, _length(head))
+    data = _exactly(stream, _length(head, limit_bytes))
     if data is None:
         raise FrameError("the stream ended within a frame")
     return _body(data)
@@ -45,10 +47,10 @@ async def read_frame(stream: asyncio.StreamReader) -> dict[str, Any] | None:
         return None
 
 
-def _length(head: bytes) -> int:
+def _length(head: bytes, limit_bytes: int = FRAME_LIMIT_BYTES) -> int:
     length = int(_LENGTH.unpack(head)[0])
-    if length > FRAME_LIMIT_BYTES:
-        raise FrameError(f"a frame of {length} bytes, the limit is {FRAME_LIMIT_BYTES}")
+    if length > limit_bytes:
+        raise FrameError(f"a frame of {length} bytes, the limit is {limit_bytes}")
     return length
 
 

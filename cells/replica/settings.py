@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import model_validator
+
 from configs.field import Section, setting
 from configs.layout import LayoutConfig
 from configs.training import ObjectiveConfig
@@ -12,6 +14,20 @@ class ReplicaSettings(Section):
 
     root: str = setting(..., "Storage root that sample keys are relative to.", min_length=1)
     layout: LayoutConfig = setting(LayoutConfig(), "The ranks of the replica, one process each.")
+    nodes: int = setting(
+        1,
+        "Machines that the ranks are on, in order and as many on each; rank 0 starts those of its "
+        "own.",
+        unit="machines",
+        ge=1,
+        le=65_536,
+    )
+    meeting: str = setting(
+        "",
+        "HOST:PORT of the leader's machine where the ranks of further machines join it.",
+        pattern=r"^$|^\S+:\d{1,5}$",
+        max_length=300,
+    )
     ranks_limit_s: float = setting(
         300, "Longest wait of a rank for another one.", unit="seconds", gt=0, le=86_400
     )
@@ -32,3 +48,19 @@ class ReplicaSettings(Section):
     cached_groups: int = setting(
         64, "Sealed groups kept in memory.", unit="groups", ge=1, le=65_536
     )
+
+    @property
+    def node_ranks(self) -> int:
+        """Ranks of each machine."""
+        return self.layout.ranks // self.nodes
+
+    @model_validator(mode="after")
+    def _machines_fit(self) -> ReplicaSettings:
+        if self.layout.ranks % self.nodes:
+            raise ValueError(
+                f"the layout's {self.layout.ranks} ranks can't be shared out evenly over "
+                f"{self.nodes} machines"
+            )
+        if self.nodes > 1 and not self.meeting:
+            raise ValueError(f"ranks on {self.nodes} machines need an address to meet at")
+        return self

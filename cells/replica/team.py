@@ -10,19 +10,24 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cells.process import spawn
 from cells.replica.errors import DamagedError, ReplicaError
 from cells.replica.frames import FrameError, pack_frame, receive_frame
+from cells.replica.meeting import Meeting, end_with
 from cells.replica.place import Place
 from cells.replica.settings import ReplicaSettings
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 Answer = dict[str, Any]
 
 
 class Team:
-    """The other ranks of a leader's replica: child processes with the same program.
+    """The other ranks of a leader's replica: processes with the same program, children on its own
+    machine.
 
     When one of them ends, the leader ends too: what it held is gone, and others may wait for it.
     """
@@ -30,14 +35,23 @@ class Team:
     def __init__(self, settings: ReplicaSettings) -> None:
         self._settings = settings
         self._folder = tempfile.TemporaryDirectory(prefix="gyre-ranks-")
-        self.rendezvous = Path(self._folder.name) / "rendezvous"
-        self._listening = socket.socket(socket.AF_UNIX)
-        self._listening.bind(str(Path(self._folder.name) / "socket"))
-        self._listening.listen(settings.layout.ranks)
-        self._listening.settimeout(settings.ranks_limit_s)
+        self._meeting = Meeting(settings, Path(self._folder.name))
         self._streams: list[socket.socket] = []
-        for rank in range(1, settings.layout.ranks):
+        for rank in range(1, settings.node_ranks):
             self._start(rank)
+
+    def assemble(self) -> dist.Store:
+        """Wait until all ranks have joined; returns the store that they meet in next.
+
+        Raises:
+            TimeoutError: one did not come within the limit of the settings.
+        """
+        from cells.replica.rank_store import leader_store  # imports torch
+
+        store, where = leader_store(self._settings, Path(self._folder.name))
+        self._streams = self._meeting.admit(where)
+        end_with(self._streams, "a rank of the replica")
+        return store
 
     def gather(self) -> None:
         """Wait until all ranks are ready; call it when this one is.
@@ -45,17 +59,11 @@ class Team:
         Raises:
             TimeoutError: one is not, within the limit of the settings.
         """
-        streams: dict[int, socket.socket] = {}
-        while len(streams) < self._settings.layout.ranks - 1:
-            stream, _ = self._listening.accept()
+        for stream in self._streams:
             stream.settimeout(self._settings.ranks_limit_s)
-            ready = receive_frame(stream)
-            if ready is None:
+            if receive_frame(stream) is None:
                 raise DamagedError("a rank ended while it started")
             stream.settimeout(None)
-            streams[int(ready["rank"])] = stream
-        self._streams = [streams[rank] for rank in sorted(streams)]
-        self._listening.close()
 
     def run(self, command: str, args: dict[str, Any], own: Callable[[], Answer]) -> Answer:
         """Have all ranks carry out a command, this one by ``own``, and return one answer.
@@ -102,9 +110,9 @@ class Team:
         process = spawn(
             [
                 *(sys.executable, "-m", "cells.replica.worker"),
-                *("--socket", str(Path(self._folder.name) / "socket")),
-                *("--settings", self._settings.model_dump_json()),
-                *("--rank", str(rank), "--rendezvous", str(self.rendezvous)),
+                *("--join", self._meeting.address, "--rank", str(rank)),
+                *("--address", self._settings.transfer_host),
+                *("--limit", str(self._settings.ranks_limit_s)),
             ],
             env=dict(os.environ),
             log=_own_log(),
