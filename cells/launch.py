@@ -38,14 +38,14 @@ class DaemonSpec:
     """How a daemon is started when none is there.
 
     Args:
-        elsewhere: somebody starts it on another machine; here it is only waited for.
+        elsewhere: the command that starts it on another machine; here it is only waited for.
     """
 
     name: str
     module: str
     arguments: tuple[str, ...]
     start_limit_s: float
-    elsewhere: bool = False
+    elsewhere: str | None = None
 
 
 class StartError(RuntimeError):
@@ -281,11 +281,10 @@ def _arrived(store: Store, layout: RunLayout, daemon: _Awaited) -> DaemonClient 
     """
     client = _adopt(store, layout, daemon.spec.name)
     if client is None and time.monotonic() > daemon.deadline:
-        cell = daemon.spec.name.removeprefix("cell-")
         raise StartError(
             f"{daemon.spec.name} is started elsewhere and did not come within "
             f"{daemon.spec.start_limit_s:g} s (cells.start_limit_s): run "
-            f"`gyre host {layout.run_id} {cell}` on its machine"
+            f"`{daemon.spec.elsewhere}` on its machine"
         )
     return client
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from cells.host.nodes import agent_daemon
 from cells.process import end_group, spawn
 from cells.reason import log_since, log_size, reason
 from cells.wanted import Wanted, find_wanted
@@ -45,8 +46,8 @@ def await_run(root: str, run_id: str, limit_s: float, say: Callable[[str], None]
     return open_run(root, run_id)
 
 
-def cell_of(run: Run, name: str) -> CellConfig:
-    """The cell of that name, which must be one that the flow does not start itself.
+def cell_of(run: Run, name: str, node: int = 0) -> CellConfig:
+    """The cell of that name, whose machine ``node`` must be one that the flow does not see to.
 
     Raises:
         ConfigError: there is none, or the flow starts it.
@@ -54,7 +55,12 @@ def cell_of(run: Run, name: str) -> CellConfig:
     cells = {cell.name: cell for cell in run.config.cells.cells}
     if name not in cells:
         raise ConfigError(f"run {run.run_id} has no cell {name}; it has {', '.join(cells)}")
-    if not cells[name].elsewhere:
+    if not 0 <= node < cells[name].machines:
+        raise ConfigError(
+            f"cell {name} of run {run.run_id} spans {cells[name].machines} machines: --node is "
+            f"from 0, the leader's, to {cells[name].machines - 1}"
+        )
+    if node == 0 and not cells[name].elsewhere:
         raise ConfigError(
             f"cell {name} of run {run.run_id} is started by its flow: set elsewhere: true at that "
             f"cell in the run's settings"
@@ -62,9 +68,14 @@ def cell_of(run: Run, name: str) -> CellConfig:
     return cells[name]
 
 
-def keep_host(run: Run, name: str, wait_s: float, say: Callable[[str], None]) -> None:
+def keep_host(
+    run: Run, name: str, wait_s: float, say: Callable[[str], None], node: int = 0
+) -> None:
     """Start the host of a cell whenever an attempt at the run wants it, until none has for
     ``wait_s`` seconds.
+
+    Args:
+        node: machine of the cell; 0 has the host itself, others an agent of it.
 
     Raises:
         CellHostError: it failed again after every delay.
@@ -75,19 +86,22 @@ def keep_host(run: Run, name: str, wait_s: float, say: Callable[[str], None]) ->
         if wanted is None or wanted.attempt <= served:
             time.sleep(_POLL_S)
             continue
-        _serve_attempt(run, name, wanted, say)
+        _serve_attempt(run, name, node, wanted, say)
         served, deadline = wanted.attempt, time.monotonic() + wait_s
     say(f"cell {name}: no attempt has wanted it for {wait_s:g} s")
 
 
-def _serve_attempt(run: Run, name: str, wanted: Wanted, say: Callable[[str], None]) -> None:
+def _serve_attempt(
+    run: Run, name: str, node: int, wanted: Wanted, say: Callable[[str], None]
+) -> None:
     """One host, or several after each other where they fail, until one has ended well."""
-    log = run.store.local_file(run.layout.log(cell_daemon(name)))
+    daemon = agent_daemon(name, node) if node else cell_daemon(name)
+    log = run.store.local_file(run.layout.log(daemon))
     for delay_s in (*_RESTART_DELAYS_S, None):
         logged = log_size(log)
         say(f"cell {name}: starting for attempt {wanted.attempt}, version {wanted.version}")
         process = spawn(
-            _argv(run, name, wanted),
+            _argv(run, name, node, wanted),
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
             log=log,
         )
@@ -105,11 +119,14 @@ def _serve_attempt(run: Run, name: str, wanted: Wanted, say: Callable[[str], Non
         time.sleep(delay_s)
 
 
-def _argv(run: Run, name: str, wanted: Wanted) -> list[str]:
+def _argv(run: Run, name: str, node: int, wanted: Wanted) -> list[str]:
+    where = ["--root", run.store.url, "--run", run.run_id]
     policy = str(local_copy(run.store, wanted.policy_key))
-    argv = [sys.executable, "-m", "cells.host", "--root", run.store.url, "--run", run.run_id]
-    argv += ["--name", cell_daemon(name), "--policy", policy]
-    return [*argv, "--version", str(wanted.version)]
+    if node:
+        argv = [sys.executable, "-m", "cells.host.agent", *where, "--cell", name]
+        return [*argv, "--node", str(node)]
+    argv = [sys.executable, "-m", "cells.host", *where, "--name", cell_daemon(name)]
+    return [*argv, "--policy", policy, "--version", str(wanted.version)]
 
 
 def _ended(process: subprocess.Popen[bytes]) -> int:

@@ -28,6 +28,15 @@ def host(
         float,
         typer.Option("--wait", min=1, help="Seconds without work after which the command ends."),
     ] = 3600,
+    node: Annotated[
+        int,
+        typer.Option(
+            "--node",
+            min=0,
+            help="Which machine of a cell that spans several: 0 is that of its address, 1 the "
+            "first of its nodes.",
+        ),
+    ] = 0,
 ) -> None:
     """Keep a cell's host on this machine, for a run whose flow works on another one.
 
@@ -38,6 +47,8 @@ def host(
     Examples:
 
       gyre host my-run b --root /shared/gyre
+
+      gyre host my-run b --node 1 --root /shared/gyre
     """
 
     def say(text: str) -> None:
@@ -45,8 +56,8 @@ def host(
 
     try:
         run = await_run(storage_root(root), run_id, wait, say)
-        cell_of(run, cell)
-        keep_host(run, cell, wait, say)
+        cell_of(run, cell, node)
+        keep_host(run, cell, wait, say, node)
     except (ConfigError, StorageError) as error:
         raise failure(error, "The cell can't be hosted") from None
     except (CellHostError, TimeoutError) as error:

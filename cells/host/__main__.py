@@ -17,10 +17,12 @@ from pathlib import Path
 from cells.daemon import Daemon
 from cells.host.api import HostApi
 from cells.host.cell import Cell
-from cells.host.exports import Exports
+from cells.host.exports import MEMORY, Exports
+from cells.host.nodes import Nodes
 from cells.host.replica import ReplicaProcess, replica_settings
 from cells.kv_pool.search import find_pool
 from cells.reason import CAN_NOT_START
+from cells.replica.meeting import use_interface_of
 from cells.serving.flags import EngineSettings
 from cells.serving.process import EngineProcess, free_port
 from configs.cells import CellConfig, WeightsBy
@@ -77,7 +79,14 @@ async def _start(run: Run, config: CellConfig, name: str, policy: Path, version:
     """Engine and replica side by side; neither is left when the other fails."""
     cells = run.config.cells
     kv_pool = await find_pool(run, cells.start_limit_s) if cells.kv_pool else None
+    settings = _engine_settings(run, config, policy, version, kv_pool)
     async with AsyncExitStack() as undo:
+        nodes = None
+        if config.nodes:
+            use_interface_of(config.address)
+            nodes = Nodes(run, config, f"{config.address}:{free_port(config.address)}")
+            undo.push_async_callback(nodes.close)
+            await nodes.start(settings, cells.start_limit_s)
         exports = Exports(
             root=run.store.url,
             run_id=run.run_id,
@@ -85,10 +94,12 @@ async def _start(run: Run, config: CellConfig, name: str, policy: Path, version:
             scratch=run.store.local_file(f"{run.layout.prefix}/scratch/{config.name}"),
             policy=policy,
             version=version,
+            # All machines of a cell write and read what is exported.
+            memory=None if config.nodes else MEMORY,
         )
         undo.callback(exports.close)
         engine = EngineProcess(
-            _engine_settings(run, config, policy, version, kv_pool),
+            settings,
             cpus=config.cpus,
             log=run.store.local_file(run.layout.log(f"{name}-engine")),
         )
@@ -96,12 +107,18 @@ async def _start(run: Run, config: CellConfig, name: str, policy: Path, version:
 
         async def start_replica() -> ReplicaProcess:
             replica = await ReplicaProcess.start(
-                replica_settings(run.config, root=run.store.url, cell=config),
+                replica_settings(
+                    run.config,
+                    root=run.store.url,
+                    cell=config,
+                    meeting=nodes.meeting if nodes else "",
+                ),
                 policy=policy,
                 version=version,
                 cpus=config.cpus,
                 log=run.store.local_file(run.layout.log(f"{name}-replica")),
                 limit_s=cells.start_limit_s,
+                ranks_token=nodes.ranks_token if nodes else "",
             )
             undo.push_async_callback(replica.close)
             return replica
@@ -119,9 +136,8 @@ async def _start(run: Run, config: CellConfig, name: str, policy: Path, version:
             compute_limit_s=run.config.training.micro_step_limit_s,
             backup_limit_s=cells.kv_backup_limit_s,
             release_memory=cells.release_memory,
-            bucket_bytes=(
-                int(cells.weights_bucket_mb * 1e6) if cells.weights is WeightsBy.TENSORS else None
-            ),
+            bucket_bytes=_bucket_bytes(run, config),
+            nodes=nodes,
         )
         await cell.start()
         undo.pop_all()
@@ -158,7 +174,17 @@ def _engine_settings(
         release_memory=cells.release_memory,
         gpus=cells.layout.ranks,
         kv_pool=kv_pool,
+        nodes=config.machines,
+        meeting=f"{config.address}:{free_port(config.address)}" if config.nodes else "",
     )
+
+
+def _bucket_bytes(run: Run, config: CellConfig) -> int | None:
+    """Shared memory reaches the processes of one machine only."""
+    cells = run.config.cells
+    if config.nodes or cells.weights is not WeightsBy.TENSORS:
+        return None
+    return int(cells.weights_bucket_mb * 1e6)
 
 
 def _cell_config(run: Run, name: str) -> CellConfig:

@@ -18,8 +18,13 @@ OBJECTIVE_NAMES = "tasks.training.objectives:objective_path"
 """What turns the name of an objective into its import path. Losses live above the cells."""
 
 
-def replica_settings(config: RunConfig, *, root: str, cell: CellConfig) -> ReplicaSettings:
+def replica_settings(
+    config: RunConfig, *, root: str, cell: CellConfig, meeting: str = ""
+) -> ReplicaSettings:
     """What the replica of a run's cell is started with.
+
+    Args:
+        meeting: HOST:PORT where the ranks of the cell's further machines join, if it has some.
 
     Raises:
         ValueError: ``training.objective.name`` is not an objective.
@@ -29,6 +34,8 @@ def replica_settings(config: RunConfig, *, root: str, cell: CellConfig) -> Repli
     return ReplicaSettings(
         root=root,
         layout=config.cells.layout,
+        nodes=cell.machines,
+        meeting=meeting,
         ranks_limit_s=training.micro_step_limit_s,
         core=cell.core,
         objective=getattr(import_module(module), function)(training.objective.name),
@@ -61,14 +68,20 @@ class ReplicaProcess:
         cpus: Sequence[int],
         log: Path,
         limit_s: float,
+        ranks_token: str = "",
     ) -> Self:
         """Start the process and load the HF directory ``policy`` as ``version``.
+
+        Args:
+            ranks_token: secret that ranks of other machines join with, where there are some.
 
         Raises:
             ReplicaCallError: it ended, refused, or was too slow; nothing is left of it.
         """
         logged = log_size(log)
-        client = await ReplicaClient.start(settings, log=log, limit_s=limit_s, cpus=cpus)
+        client = await ReplicaClient.start(
+            settings, log=log, limit_s=limit_s, cpus=cpus, ranks_token=ranks_token
+        )
         try:
             await client.call("load", {"path": str(policy), "version": version}, limit_s)
         except BaseException:

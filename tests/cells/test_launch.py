@@ -128,7 +128,7 @@ def test_daemons_are_started_found_again_and_ended(run_store: Run, keeper: Lease
 def test_a_daemon_elsewhere_is_waited_for_and_adopted(
     run_store: Run, keeper: LeaseKeeper, tmp_path: Path
 ) -> None:
-    away = replace(spec("o1_good"), elsewhere=True)
+    away = replace(spec("o1_good"), elsewhere="a command")
     argv = [sys.executable, "-m", "o1_good", "--root", run_store.store.url]
     argv += ["--run", run_store.run_id, "--name", away.name]
     told: list[str] = []
@@ -149,6 +149,5 @@ def test_a_daemon_elsewhere_is_waited_for_and_adopted(
 def test_one_that_never_comes_from_elsewhere_is_told_with_its_command(
     run_store: Run, keeper: LeaseKeeper
 ) -> None:
-    away = DaemonSpec("cell-b", "cells.host", (), 0.3, elsewhere=True)
-    text = start(run_store, keeper, away)
-    assert f"`gyre host {run_store.run_id} b`" in text
+    away = DaemonSpec("cell-b", "cells.host", (), 0.3, elsewhere="gyre host my-run b")
+    assert "run `gyre host my-run b` on its machine" in start(run_store, keeper, away)

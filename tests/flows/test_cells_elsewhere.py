@@ -148,8 +148,20 @@ def test_a_host_is_only_for_a_cell_that_is_elsewhere(run_store: Run) -> None:
         cell_of(run_store, "z")
     with pytest.raises(ConfigError, match=r"cell b .* is started by its flow"):
         cell_of(run_store, "b")
+    with pytest.raises(ConfigError, match=r"cell b .* spans 1 machines: --node is from 0"):
+        cell_of(run_store, "b", 1)
     with pytest.raises(TimeoutError, match="no run nowhere"):
         await_run(run_store.store.url, "nowhere", 0.1, print)
+
+
+def test_the_ranks_of_a_cell_are_shared_out_evenly_over_its_machines() -> None:
+    cell = "{name: a, core: true, address: 10.0.0.1, nodes: [10.0.0.2]}"
+    with pytest.raises(ConfigError, match="spans 2 machines, which can't share out the 1 ranks"):
+        load_config("smoke", [f"cells.cells=[{cell}]"])
+    load_config("smoke", [f"cells.cells=[{cell}]", "cells.layout.tensor=2"])
+    here = "{name: a, core: true, nodes: [10.0.0.2]}"
+    with pytest.raises(ConfigError, match="give it the address of its first one"):
+        load_config("smoke", [f"cells.cells=[{here}]", "cells.layout.tensor=2"])
 
 
 def test_all_cells_have_addresses_or_none() -> None:
