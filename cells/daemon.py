@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -122,6 +123,8 @@ class Daemon:
         self._close = close
         self._address = (host, port)
         self._stop = asyncio.Event()
+        self.http: Any = "auto"
+        """uvicorn's ``http``: which protocol its connections speak."""
         self.app: ASGIApp = Starlette(
             routes=[
                 *routes,
@@ -152,6 +155,9 @@ class Daemon:
                     timeout_keep_alive=120,
                     timeout_graceful_shutdown=5,
                     lifespan="off",
+                    http=self.http,
+                    ws="none",
+                    proxy_headers=False,
                 )
             )
             serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -36,11 +36,23 @@ _CRC_DIGITS = 8
 
 def encode(record: Record) -> bytes:
     """A record as one line of JSON with its kind, format version and checksum."""
-    head = orjson.dumps({"record": type(record).__name__, "format": record.FORMAT})[:-1]
     # pydantic writes the body: orjson would turn a NaN or an infinity into null.
-    body = record.model_dump_json().encode()
+    return _line(record, record.model_dump_json().encode())
+
+
+def encode_finite(record: Record) -> bytes:
+    """The same of a record whose numbers are all finite, several times as fast."""
+    return _line(record, orjson.dumps(record.__dict__, default=_fields))
+
+
+def _line(record: Record, body: bytes) -> bytes:
+    head = orjson.dumps({"record": type(record).__name__, "format": record.FORMAT})[:-1]
     rest = b"," + body[1:] if body != b"{}" else b"}"
     return b'%s%s%08x"%s' % (head, _CRC, _crc(head, rest), rest)
+
+
+def _fields(inner: Record) -> dict[str, Any]:
+    return inner.__dict__
 
 
 def decode(data: bytes, kind: type[R], where: str = "record") -> R:

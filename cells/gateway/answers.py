@@ -3,17 +3,14 @@ away."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from abc import ABC, abstractmethod
-from typing import Any
-
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from cells.gateway.dialects.dialect import Dialect, EventWriter
-from cells.gateway.forms import ChatRequest, RefusedError
+from cells.gateway.exchange import Exchange, Header
+from cells.gateway.forms import ChatRequest, RefusedError, Reply
 from cells.gateway.resends import Delivery
+from cells.gateway.waking import Waker
 
 log = logging.getLogger(__name__)
 
@@ -23,59 +20,63 @@ answered with a status, and from then on the client hears something."""
 HOLD_WHOLE_S = 10.0
 """The same for an answer in one piece."""
 KEEP_ALIVE_EVERY_S = 10.0
+JSON: Header = (b"content-type", b"application/json")
+EVENTS: Header = (b"content-type", b"text/event-stream; charset=utf-8")
 
 
-def refusal(dialect: Dialect, error: RefusedError) -> Response:
-    """The answer to a refused request."""
-    headers = {}
+def refuse(exchange: Exchange, dialect: Dialect, error: RefusedError) -> None:
+    """Answer a refused request."""
+    headers = [JSON]
     if error.retry_after_s is not None:
-        headers = {"retry-after": str(error.retry_after_s), "x-should-retry": "true"}
-    return Response(
-        dialect.error(error), dialect.status(error), headers, media_type="application/json"
-    )
+        headers.append((b"retry-after", str(error.retry_after_s).encode()))
+        headers.append((b"x-should-retry", b"true"))
+    exchange.send_whole(dialect.status(error), headers, dialect.error(error))
 
 
-class Answer(Response, ABC):
+class Answer(ABC):
     """What is common to both."""
 
-    media_type = ""
+    content_type: Header
 
-    def __init__(self, dialect: Dialect, delivery: Delivery, request: ChatRequest) -> None:
-        super().__init__()
+    def __init__(
+        self, exchange: Exchange, dialect: Dialect, delivery: Delivery, request: ChatRequest
+    ) -> None:
+        self._exchange = exchange
         self._dialect = dialect
         self._delivery = delivery
         self._request = request
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gone = asyncio.create_task(_disconnected(receive))
+    async def give(self) -> None:
+        """Answer until the end, or until the client has gone."""
         try:
-            refused = await self._answer(gone, send)
+            refused = await self._answer()
             if refused is not None:
-                await refused(scope, receive, send)
-                self._delivery.delivered()
+                refuse(self._exchange, self._dialect, refused)
+                self._sent()
         finally:
-            gone.cancel()
             self._delivery.abandon()
 
     @abstractmethod
-    async def _answer(self, gone: asyncio.Task[None], send: Send) -> Response | None:
+    async def _answer(self) -> RefusedError | None:
         """Send the answer; a refusal that can still have its status is returned instead."""
 
-    def _refused(self) -> Response | None:
-        """The answer of a call that has ended without a reply, if it did."""
+    def _said(self) -> Reply | RefusedError:
+        """What became of a call that has ended."""
         try:
             reply = self._delivery.reply.result()
         except RefusedError as error:
-            return refusal(self._dialect, error)
-        return None if reply is not None else Response(status_code=499)  # nobody is left to read it
+            return error
+        # Who asks for it now had no part in its end.
+        return reply or RefusedError(499, "abandoned", "this call was given up")
 
-    async def _head(self, send: Send) -> None:
-        headers = [
-            (b"content-type", self.media_type.encode()),
-            (b"cache-control", b"no-cache"),
-            (b"x-request-id", self._delivery.call_id.encode()),
-        ]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+    def _sent(self) -> None:
+        """The end was handed over, if there still was somebody to take it."""
+        if not self._exchange.disconnected:
+            self._delivery.delivered()
+
+    def _headers(self) -> list[Header]:
+        call_id = self._delivery.call_id.encode()
+        return [self.content_type, (b"cache-control", b"no-cache"), (b"x-request-id", call_id)]
 
 
 class WholeAnswer(Answer):
@@ -85,35 +86,35 @@ class WholeAnswer(Answer):
     A call that fails after that can only cut it, which clients take as a reason to ask again.
     """
 
-    media_type = "application/json"
+    content_type = JSON
 
-    async def _answer(self, gone: asyncio.Task[None], send: Send) -> Response | None:
-        reply = self._delivery.reply
-        waits: set[asyncio.Future[Any]] = {reply, gone}
-        await asyncio.wait(waits, timeout=HOLD_WHOLE_S, return_when=asyncio.FIRST_COMPLETED)
-        if gone.done():
+    async def _answer(self) -> RefusedError | None:
+        exchange, reply, waker = self._exchange, self._delivery.reply, Waker()
+        exchange.wake_when_gone(waker)
+        reply.add_done_callback(waker.wake)
+        started = False
+        while not reply.done() and not exchange.disconnected:
+            await waker.wait(KEEP_ALIVE_EVERY_S if started else HOLD_WHOLE_S)
+            if reply.done() or exchange.disconnected:
+                break
+            if started:
+                await exchange.send_part(b" ", last=False)
+            else:
+                exchange.send_head(200, self._headers(), b" ")
+                started = True
+        if exchange.disconnected:
             return None
-        if reply.done():
-            refused = self._refused()
-            if refused is not None:
-                return refused
-        await self._head(send)
-        while not reply.done():
-            await send({"type": "http.response.body", "body": b" ", "more_body": True})
-            await asyncio.wait(
-                waits, timeout=KEEP_ALIVE_EVERY_S, return_when=asyncio.FIRST_COMPLETED
-            )
-            if gone.done():
-                return None
-        try:
-            said = reply.result()
-        except RefusedError as error:
-            log.info("%s: cut, because %s", self._delivery.call_id, error.code)
-            return None  # without an end: the server closes the connection
-        if said is not None:
-            body = self._dialect.whole(self._request, said)
-            await send({"type": "http.response.body", "body": body, "more_body": False})
-            self._delivery.delivered()
+        said = self._said()
+        if isinstance(said, RefusedError):
+            if started:  # without an end: the server closes the connection
+                log.info("%s: cut, because %s", self._delivery.call_id, said.code)
+            return None if started else said
+        body = self._dialect.whole(self._request, said)
+        if started:
+            await exchange.send_part(body, last=True)
+        else:
+            exchange.send_whole(200, self._headers(), body)
+        self._sent()
         return None
 
 
@@ -121,50 +122,48 @@ class StreamedAnswer(Answer):
     """Sends text as it comes, signs of life while there is none, and the end once the call is
     recorded."""
 
-    media_type = "text/event-stream; charset=utf-8"
+    content_type = EVENTS
 
-    async def _answer(self, gone: asyncio.Task[None], send: Send) -> Response | None:
-        delivery = self._delivery
+    async def _answer(self) -> RefusedError | None:
+        exchange, delivery = self._exchange, self._delivery
         texts, reply = delivery.texts, delivery.reply
         assert texts is not None
+        exchange.wake_when_gone(texts)
         reply.add_done_callback(texts.wake)
-        gone.add_done_callback(texts.wake)
         writer = self._dialect.events(self._request, delivery.call_id, delivery.prompt_tokens)
         started = False
         while True:
-            if not (reply.done() or gone.done()):
+            if not (reply.done() or exchange.disconnected):
                 await texts.wait(KEEP_ALIVE_EVERY_S if started else HOLD_STREAM_S)
-            if gone.done():
+            if exchange.disconnected:
                 return None
             # All that is there goes in one piece: each costs the server and the client a turn.
-            ended, pieces, events = reply.done(), texts.take(), []
-            if not started:
-                refused = self._refused() if ended and not pieces else None
-                if refused is not None:
-                    return refused
-                await self._head(send)
-                events.append(writer.start())
+            ended, pieces = reply.done(), texts.take()
+            said = self._said() if ended else None
+            if isinstance(said, RefusedError) and not started and not pieces:
+                return said
+            body = self._events(writer, pieces, said, started=started)
+            if started:
+                await exchange.send_part(body, last=ended)
+            else:
+                exchange.send_head(200, self._headers(), body, last=ended)
                 started = True
-            elif not pieces and not ended:
-                events.append(writer.alive())
-            events += [writer.text(field, text) for field, text in pieces]
             if ended:
-                events.append(self._end(writer))
-            body = b"".join(events)
-            await send({"type": "http.response.body", "body": body, "more_body": not ended})
-            if ended:
-                delivery.delivered()
+                self._sent()
                 return None
 
-    def _end(self, writer: EventWriter) -> bytes:
-        try:
-            reply = self._delivery.reply.result()
-        except RefusedError as error:
-            return writer.error(error)
-        return writer.end(reply) if reply is not None else b""
-
-
-async def _disconnected(receive: Receive) -> None:
-    """Returns when the client has gone; its body was read before."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    def _events(
+        self,
+        writer: EventWriter,
+        pieces: list[tuple[str, str]],
+        said: Reply | RefusedError | None,
+        *,
+        started: bool,
+    ) -> bytes:
+        events = [] if started else [writer.start()]
+        events += [writer.text(field, text) for field, text in pieces]
+        if isinstance(said, RefusedError):
+            events.append(writer.error(said))
+        elif said is not None:
+            events.append(writer.end(said))
+        return b"".join(events) or writer.alive()

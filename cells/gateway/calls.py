@@ -95,6 +95,8 @@ class LiveCall:
         self._pieces = 0
         self._served: list[Served] = []
         self._cell = ""
+        self._new_ids = b""
+        """As JSON."""
         self._waited = 0.0
         self._started_at = time.time()
         self._started = time.monotonic()
@@ -137,6 +139,7 @@ class LiveCall:
 
     async def _generate(self) -> End:
         prompt = self._plan.parts()
+        self._new_ids = prompt[-1]
         losses = 0
         while len(self._ids) < self._room and not self._gone.is_set():
             cell = await self._place()
@@ -387,6 +390,7 @@ class LiveCall:
     def _plant(self, node: Node, status: CallStatus) -> None:
         """Let later requests go on from this call."""
         node.remember([*self._request.messages, node.reply])
+        node.keep_encoded(self._new_ids, encode_ids(self._ids))
         if status is CallStatus.COMPLETE:
             self._session.branches.add(node)
         else:

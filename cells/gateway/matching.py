@@ -75,6 +75,10 @@ class Node:
             self._encoded = encode_ids([*self.new_ids, *self.output_ids])
         return self._encoded
 
+    def keep_encoded(self, new_ids: bytes, output_ids: bytes) -> None:
+        """Take the JSON of its ids from who has it."""
+        self._encoded = b",".join(part for part in (new_ids, output_ids) if part)
+
     def ids(self) -> array[int]:
         """Prompt and output ids."""
         ids: array[int] = array("i")

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from starlette.requests import ClientDisconnect
-from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
-
-from cells.gateway.answers import StreamedAnswer, WholeAnswer, refusal
+from cells.gateway.answers import EVENTS, JSON, StreamedAnswer, WholeAnswer, refuse
 from cells.gateway.calls import RETRY_AFTER_S
 from cells.gateway.dialects import models
 from cells.gateway.dialects.chat import ChatDialect
 from cells.gateway.dialects.dialect import Dialect
 from cells.gateway.dialects.messages import MessagesDialect
 from cells.gateway.dialects.responses import ResponsesDialect
+from cells.gateway.exchange import Exchange
 from cells.gateway.forms import RefusedError
 from cells.gateway.intake import Intake
 from cells.gateway.metrics import Metrics
@@ -28,47 +24,11 @@ from storage.records import RecordError
 
 log = logging.getLogger(__name__)
 
-BODY_LIMIT_S = 60.0
 BASE = "/e/"
-EVENTS = "text/event-stream"
 CHAT, RESPONSES, MESSAGES = ChatDialect(), ResponsesDialect(), MessagesDialect()
 _MODEL = "v1/models/"
 
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request as far as it is read before its body.
-
-    ``path`` is what follows the execution's id. Names in ``headers`` are in lower case; of those
-    that are given twice, the first one counts.
-    """
-
-    execution_id: str
-    path: str
-    method: str
-    headers: dict[str, str]
-    headers_size: int
-    receive: Receive
-
-    @classmethod
-    def of(cls, scope: Scope, receive: Receive) -> Asked:
-        execution_id, _, path = scope["path"].removeprefix(BASE).partition("/")
-        raw = scope["headers"]
-        return cls(
-            execution_id=execution_id,
-            path=path,
-            method=scope["method"],
-            headers={
-                name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(raw)
-            },
-            headers_size=sum(len(name) + len(value) for name, value in raw),
-            receive=receive,
-        )
-
-    @property
-    def dialect(self) -> Dialect:
-        """The dialect where a path does not tell: Anthropic's clients always send their version."""
-        return MESSAGES if "anthropic-version" in self.headers else CHAT
+Handler = Callable[[Exchange, Session, Dialect], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +37,11 @@ class Path:
 
     method: str
     dialect: Dialect | None
-    handler: Callable[[Asked, Session], Awaitable[ASGIApp]]
+    handler: Handler
 
 
-class PublicApp:
-    """The application under ``/e/{execution_id}``, in front of another that has all else.
-
-    It reads the scope itself: a router, its middleware and a request object would cost a call as
-    much as its engine's connection does.
+class Public:
+    """Answers everything under ``/e/{execution_id}``.
 
     Args:
         intake: starts calls.
@@ -94,7 +51,6 @@ class PublicApp:
 
     def __init__(
         self,
-        rest: ASGIApp,
         intake: Intake,
         metrics: Metrics,
         sessions: Sessions,
@@ -102,124 +58,107 @@ class PublicApp:
         body_limit: int,
         header_limit: int,
     ) -> None:
-        self._rest = rest
         self._intake = intake
         self._metrics = metrics
         self._sessions = sessions
-        self._body_limit = body_limit
+        self.body_limit = body_limit
         self._header_limit = header_limit
         self._paths = {
-            "v1/chat/completions": self._calls(CHAT),
-            "v1/responses": self._calls(RESPONSES),
-            "v1/responses/input_tokens": self._counts(RESPONSES),
-            "v1/messages": self._calls(MESSAGES),
-            "v1/messages/count_tokens": self._counts(MESSAGES),
+            "v1/chat/completions": Path("POST", CHAT, self._call),
+            "v1/responses": Path("POST", RESPONSES, self._call),
+            "v1/responses/input_tokens": Path("POST", RESPONSES, self._count),
+            "v1/messages": Path("POST", MESSAGES, self._call),
+            "v1/messages/count_tokens": Path("POST", MESSAGES, self._count),
             "v1/models": Path("GET", None, _list_models),
         }
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith(BASE):
-            await self._rest(scope, receive, send)
-            return
-        answer = await self._answer(Asked.of(scope, receive))
-        await answer(scope, receive, send)
+    def takes(self, path: str) -> bool:
+        """Whether it is asked for here."""
+        return path.startswith(BASE)
 
-    async def _answer(self, asked: Asked) -> ASGIApp:
-        """The answer, with errors in the dialect of the path."""
-        if asked.path == "api/hello" and asked.method in ("GET", "HEAD"):
-            return Response(b"{}", media_type="application/json")
-        path = self._path(asked.path)
+    async def answer(self, exchange: Exchange) -> None:
+        """Answer a request, to the end or until its client has gone; errors in the dialect of the
+        path.
+
+        Raises:
+            ClientGoneError: before its body was there.
+        """
+        _, rest = _split(exchange.path)
+        if rest == "api/hello" and exchange.method in ("GET", "HEAD"):
+            exchange.send_whole(200, [JSON], b"{}")
+            return
+        path = self._path(rest)
+        dialect = (path and path.dialect) or _dialect_of(exchange)
         try:
             if path is None:
                 raise RefusedError(404, "not_found", "nothing is served at this path")
-            if asked.method not in (path.method, "HEAD" if path.method == "GET" else path.method):
+            if exchange.method not in (path.method, "HEAD" if path.method == "GET" else ""):
                 text = f"only {path.method} is served here"
                 raise RefusedError(405, "method_not_allowed", text)
-            if asked.headers_size > self._header_limit:
+            if exchange.headers_size > self._header_limit:
                 text = f"the headers are larger than {self._header_limit} bytes together"
                 raise RefusedError(431, "headers_too_large", text)
-            await self._recover(asked.execution_id)
-            return await path.handler(asked, self._session(asked))
+            await self._recover(exchange)
+            await path.handler(exchange, self._session(exchange), dialect)
         except RefusedError as error:
             self._metrics.refused.labels(str(error.status)).inc()
-            return refusal((path and path.dialect) or asked.dialect, error)
-        except ClientDisconnect:
-            return Response(status_code=400)
+            refuse(exchange, dialect, error)
 
     def _path(self, path: str) -> Path | None:
         if path.startswith(_MODEL):
             return Path("GET", None, _show_model)
         return self._paths.get(path)
 
-    def _calls(self, dialect: Dialect) -> Path:
-        async def call(asked: Asked, session: Session) -> ASGIApp:
-            chat = dialect.read(await self._body(asked), session.seen)
-            # Once more: the execution may have been closed while its body came in.
-            session = self._session(asked)
-            try:
-                delivery = await self._intake.start(session, chat, asked.headers)
-            except RefusedError as error:
-                if not dialect.refuses_in_stream(chat, error):
-                    raise
-                writer = dialect.events(chat, secrets.token_hex(8), 0)
-                return Response(writer.start() + writer.error(error), media_type=EVENTS)
-            return (StreamedAnswer if chat.stream else WholeAnswer)(dialect, delivery, chat)
-
-        return Path("POST", dialect, call)
-
-    def _counts(self, dialect: Dialect) -> Path:
-        async def count(asked: Asked, session: Session) -> ASGIApp:
-            chat = dialect.read(await self._body(asked), session.seen)
-            tokens = self._intake.count(self._session(asked), chat, asked.headers)
-            return models.counted(dialect.name, tokens)
-
-        return Path("POST", dialect, count)
-
-    async def _recover(self, execution_id: str) -> None:
+    async def _call(self, exchange: Exchange, session: Session, dialect: Dialect) -> None:
+        chat = dialect.read(await exchange.read(), session.seen)
+        # Once more: the execution may have been closed while its body came in.
+        session = self._session(exchange)
         try:
-            await self._sessions.recover(execution_id)
+            delivery = await self._intake.start(session, chat, exchange.headers)
+        except RefusedError as error:
+            if not dialect.refuses_in_stream(chat, error):
+                raise
+            writer = dialect.events(chat, secrets.token_hex(8), 0)
+            exchange.send_whole(200, [EVENTS], writer.start() + writer.error(error))
+            return
+        kind = StreamedAnswer if chat.stream else WholeAnswer
+        await kind(exchange, dialect, delivery, chat).give()
+
+    async def _count(self, exchange: Exchange, session: Session, dialect: Dialect) -> None:
+        chat = dialect.read(await exchange.read(), session.seen)
+        tokens = self._intake.count(self._session(exchange), chat, exchange.headers)
+        exchange.send_whole(200, [JSON], models.counted(dialect.name, tokens))
+
+    async def _recover(self, exchange: Exchange) -> None:
+        try:
+            await self._sessions.recover(_split(exchange.path)[0])
         except (StorageError, RecordError) as error:
-            log.error("%s: %s", execution_id, error)
+            log.error("%s: %s", exchange.path, error)
             raise RefusedError(
                 503, "storage", "what was recorded can't be read", retry_after_s=RETRY_AFTER_S
             ) from None
 
-    def _session(self, asked: Asked) -> Session:
-        headers = asked.headers
+    def _session(self, exchange: Exchange) -> Session:
+        headers = exchange.headers
         key = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
-        return self._sessions.find(asked.execution_id, key)
-
-    async def _body(self, asked: Asked) -> bytes:
-        """The body, within its limits of size and time.
-
-        Raises:
-            RefusedError: 413 or 408.
-            ClientDisconnect: nobody is left to send the rest.
-        """
-        parts: list[bytes] = []
-        size, limit = 0, self._body_limit
-        try:
-            async with asyncio.timeout(BODY_LIMIT_S):
-                more = True
-                while more:
-                    message = await asked.receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientDisconnect
-                    part, more = message.get("body", b""), message.get("more_body", False)
-                    size += len(part)
-                    if size > limit:
-                        text = f"the body is larger than {limit} bytes"
-                        raise RefusedError(413, "body_too_large", text)
-                    parts.append(part)
-        except TimeoutError:
-            text = f"the body took longer than {BODY_LIMIT_S:g} s"
-            raise RefusedError(408, "body_too_slow", text) from None
-        return b"".join(parts)
+        return self._sessions.find(_split(exchange.path)[0], key)
 
 
-async def _list_models(asked: Asked, session: Session) -> ASGIApp:
-    return models.listed(asked.dialect.name)
+def _split(path: str) -> tuple[str, str]:
+    """The execution that a path names, and what follows it."""
+    execution_id, _, rest = path.removeprefix(BASE).partition("/")
+    return execution_id, rest
 
 
-async def _show_model(asked: Asked, session: Session) -> ASGIApp:
-    return models.shown(asked.dialect.name, asked.path.removeprefix(_MODEL))
+def _dialect_of(exchange: Exchange) -> Dialect:
+    """The dialect where a path does not tell: Anthropic's clients always send their version."""
+    return MESSAGES if "anthropic-version" in exchange.headers else CHAT
+
+
+async def _list_models(exchange: Exchange, session: Session, dialect: Dialect) -> None:
+    exchange.send_whole(200, [JSON], models.listed(dialect.name))
+
+
+async def _show_model(exchange: Exchange, session: Session, dialect: Dialect) -> None:
+    name = _split(exchange.path)[1].removeprefix(_MODEL)
+    exchange.send_whole(200, [JSON], models.shown(dialect.name, name))

@@ -23,16 +23,17 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from cells.gateway.forms import Reply
+from cells.gateway.waking import Waker
 
 GRACE_S = 2.0
 
 
-class Texts:
+class Texts(Waker):
     """Pieces of text, as fields and texts, on their way to a client that streams."""
 
     def __init__(self, pieces: Iterable[tuple[str, str]]) -> None:
+        super().__init__()
         self._pieces = list(pieces)
-        self._waiter: asyncio.Future[None] | None = None
 
     def put(self, field: str, text: str) -> None:
         self._pieces.append((field, text))
@@ -43,23 +44,10 @@ class Texts:
         taken, self._pieces = self._pieces, []
         return taken
 
-    def wake(self, _: object = None) -> None:
-        """End the wait: there is something to look at."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
     async def wait(self, limit_s: float) -> None:
         """Until there is text, ``wake`` is called, or the limit."""
-        if self._pieces:
-            return
-        loop = asyncio.get_running_loop()
-        self._waiter = loop.create_future()
-        limit = loop.call_later(limit_s, self.wake)
-        try:
-            await self._waiter
-        finally:
-            limit.cancel()
-            self._waiter = None
+        if not self._pieces:
+            await super().wait(limit_s)
 
 
 class Generation(Protocol):

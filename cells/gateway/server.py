@@ -10,6 +10,7 @@ import os
 import resource
 import socket
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -21,9 +22,10 @@ from cells.gateway import openapi
 from cells.gateway.admin import AdminRoutes
 from cells.gateway.calls import Services
 from cells.gateway.codec import Codec, load_codec
+from cells.gateway.exchange import DirectProtocol
 from cells.gateway.intake import Intake
 from cells.gateway.metrics import Metrics
-from cells.gateway.public import PublicApp
+from cells.gateway.public import Public
 from cells.gateway.recording import Recorder
 from cells.gateway.rest import rest_idle
 from cells.gateway.routing import Places
@@ -100,14 +102,14 @@ class Gateway:
             host=config.gateway.host,
             port=port,
         )
-        self.daemon.app = PublicApp(
-            self.daemon.app,
+        public = Public(
             intake,
             self._metrics,
             self._sessions,
             body_limit=int(config.gateway.body_limit_mb * 1e6),
             header_limit=int(config.gateway.header_limit_kb * 1e3),
         )
+        self.daemon.http = partial(DirectProtocol, public)
         self._watching: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:

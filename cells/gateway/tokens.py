@@ -94,7 +94,7 @@ class LightTokenizer:
         """Ids with those of the texts in the places that are kept for them; to be asked for before
         ``standing_in`` ends."""
         texts = self._texts or []
-        places = [place for place, one in enumerate(ids) if one < 0]
+        places = sorted(place for one in range(1, len(texts) + 1) for place in _all(ids, -one))
         whole: list[int] = []
         start = 0
         for place in places:
@@ -117,6 +117,14 @@ class LightTokenizer:
         if name.startswith("__"):  # above all ``__call__``
             raise AttributeError(name)
         return getattr(self._tokenizer, name)
+
+
+def _all(ids: list[int], one: int) -> Iterator[int]:
+    """Where an id is."""
+    place = -1
+    for _ in range(ids.count(one)):
+        place = ids.index(one, place + 1)
+        yield place
 
 
 def _joins_bytes(backend: Any) -> bool:

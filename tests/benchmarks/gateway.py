@@ -1,9 +1,9 @@
 """Speed of the gateway: recorded, streamed calls of about 600 new tokens, on a scripted engine.
 
-Prints one JSON object. The same client also talks to a plain aiohttp pass-through in front of the
-same engine, in the same run. The gateway runs on one core of its own; its processor time a call
-(``cpu_ms``) is what other work on the machine changes least. Run it with
-``python -m tests.benchmarks.gateway``.
+Prints one JSON object. The same client also talks to a plain aiohttp pass-through and to a bare
+proxy (``gateway_peers``) in front of the same engine, in the same run. Each of them runs on one
+core; its processor time a call (``cpu_ms``) is what other work on the machine changes least. Run it
+with ``python -m tests.benchmarks.gateway``.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import tempfile
 import time
 from array import array
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ import aiohttp
 import orjson
 import psutil
 import uvloop
-from aiohttp import web
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -151,11 +151,13 @@ async def closed_loop(turns: list[Turn], seconds: float) -> tuple[int, float]:
     return done, time.perf_counter() - start
 
 
-async def open_loop(turns: list[Turn], rate: float, seconds: float) -> list[float]:
-    """Seconds of calls that begin at a steady rate, whatever became of those before."""
+async def open_loop(turns: list[Turn], rate: float, seconds: float) -> tuple[list[float], float]:
+    """Seconds of calls that begin at a steady rate, whatever became of those before, in order; and
+    by how much the latest began later than it should: what this client itself could not keep."""
     free = list(turns)
     running: list[asyncio.Task[None]] = []
     took: list[float] = []
+    late = 0.0
 
     async def ask(turn: Turn) -> None:
         took.append(await turn())
@@ -163,11 +165,13 @@ async def open_loop(turns: list[Turn], rate: float, seconds: float) -> list[floa
 
     start = time.perf_counter()
     for number in range(max(8, int(rate * seconds))):
-        await asyncio.sleep(max(0.0, start + number / rate - time.perf_counter()))
+        due = start + number / rate
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        late = max(late, time.perf_counter() - due)
         if free:
             running.append(asyncio.create_task(ask(free.pop())))
     await asyncio.gather(*running)
-    return took
+    return sorted(took), late
 
 
 class Target:
@@ -203,7 +207,7 @@ async def measure(target: Target, sessions: int, seconds: float) -> dict[str, fl
     cpu = target.cpu()
     calls, took = await closed_loop(turns, seconds)
     cpu_ms = (target.cpu() - cpu) / calls * 1e3
-    times = sorted(await open_loop(turns, calls / took / 2, seconds))
+    times, late = await open_loop(turns, calls / took / 2, seconds)
     return {
         "calls_per_s": calls / took,
         "open_calls_per_s": calls / took / 2,
@@ -211,6 +215,7 @@ async def measure(target: Target, sessions: int, seconds: float) -> dict[str, fl
         "calls_per_cpu_s": 1e3 / cpu_ms if cpu_ms else 0.0,
         "p50_ms": statistics.median(times) * 1e3,
         "p99_ms": times[min(len(times) - 1, int(0.99 * len(times)))] * 1e3,
+        "client_late_ms": late * 1e3,
     }
 
 
@@ -259,29 +264,6 @@ def render_times(codec: Codec, texts: Texts, turns: int) -> dict[str, float]:
     }
 
 
-async def passthrough(engine: str) -> None:
-    """The least that a proxy does: one request in, one out, bytes as they come."""
-
-    async def forward(request: web.Request) -> web.StreamResponse:
-        data = await request.read()
-        async with http.post(f"{engine}/generate", data=data) as answer:
-            response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-            await response.prepare(request)
-            async for part in answer.content.iter_any():
-                await response.write(part)
-            return response
-
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
-        app = web.Application(client_max_size=64 << 20)
-        app.router.add_post("/v1/chat/completions", forward)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
-        host, port = runner.addresses[0][:2]
-        print(f"http://{host}:{port}", flush=True)
-        await asyncio.Event().wait()
-
-
 class Parts:
     """The processes of a measurement."""
 
@@ -290,9 +272,10 @@ class Parts:
         self._log = (folder / "log").open("wb")
         reply = ",".join(map(str, texts.reply))
         self.engine, _ = self._start("-m", "tests.engines.scripted", "--reply", reply)
-        self.proxy, self.proxy_pid = self._start(
-            "-m", "tests.benchmarks.gateway", "--passthrough", self.engine, cpus={0}
-        )
+        peer = ("-m", "tests.benchmarks.gateway_peers")
+        self.proxy = self._start(*peer, "passthrough", self.engine, cpus={0})
+        files = (str(policy), str(folder / "bare.jsonl"))
+        self.bare = self._start(*peer, "bare", self.engine, *files, cpus={0})
         self.store, self.layout = Store(folder / "root"), RunLayout("r1")
         config = RunConfig.model_validate(
             {
@@ -355,9 +338,10 @@ class Client:
         url = f"{opened['base_url']}/chat/completions"
         return Conversation(self._http, self._texts, url, opened["api_key"])
 
-    async def at_proxy(self) -> Conversation:
-        url = f"{self._parts.proxy}/v1/chat/completions"
-        return Conversation(self._http, self._texts, url, "")
+    async def at(self, peer: str) -> Conversation:
+        self._opened += 1
+        url = f"{peer}/v1/chat/completions"
+        return Conversation(self._http, self._texts, url, f"s{self._opened}")
 
     async def direct(self, seconds: float, rate: float) -> list[float]:
         """The same load on ``/generate`` itself, with the ids of a short conversation."""
@@ -371,7 +355,7 @@ class Client:
                 await answer.read()
             return time.perf_counter() - start
 
-        return await open_loop([turn] * 64, rate, seconds)
+        return (await open_loop([turn] * 64, rate, seconds))[0]
 
 
 async def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -399,18 +383,20 @@ async def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 async def figures(arguments: argparse.Namespace, client: Client, parts: Parts) -> dict[str, Any]:
     gateway = Target(parts.gateway.pid, client.at_gateway)
-    proxy = Target(parts.proxy_pid, client.at_proxy)
+    peers = {"passthrough": parts.proxy, "bare": parts.bare}
     seconds = arguments.seconds
     ours: dict[str, dict[str, float]] = {}
-    theirs: dict[str, dict[str, float]] = {}
+    theirs: dict[str, dict[str, dict[str, float]]] = {peer: {} for peer in peers}
     added50, added99 = {}, {}
     grown = await long_sessions(client, gateway, arguments)
     grown |= await idle_sessions(parts, arguments.idle)
     for sessions in arguments.sessions:
         name = str(sessions)
-        theirs[name] = await measure(proxy, sessions, seconds)
+        for peer, (url, pid) in peers.items():
+            target = Target(pid, partial(client.at, url))
+            theirs[peer][name] = await measure(target, sessions, seconds)
         ours[name] = await measure(gateway, sessions, seconds)
-        direct = sorted(await client.direct(seconds, ours[name]["calls_per_s"] / 2))
+        direct = await client.direct(seconds, ours[name]["calls_per_s"] / 2)
         added50[name] = ours[name]["p50_ms"] - statistics.median(direct) * 1e3
         added99[name] = ours[name]["p99_ms"] - direct[int(0.99 * len(direct))] * 1e3
     return {
@@ -419,16 +405,19 @@ async def figures(arguments: argparse.Namespace, client: Client, parts: Parts) -
         "calls_per_core_s": {name: one["calls_per_cpu_s"] for name, one in ours.items()},
         "added_ms_p50": added50,
         "added_ms_p99": added99,
-        "over_passthrough": {
-            name: {key: ours[name][key] / theirs[name][key] for key in ("cpu_ms", "p50_ms")}
-            for name in ours
+        **{
+            f"over_{peer}": {
+                name: {key: ours[name][key] / one[name][key] for key in ("cpu_ms", "p50_ms")}
+                for name in ours
+            }
+            for peer, one in theirs.items()
         },
         "cpu_ms": {
-            "gateway": {name: one["cpu_ms"] for name, one in ours.items()},
-            "passthrough": {name: one["cpu_ms"] for name, one in theirs.items()},
+            who: {name: one["cpu_ms"] for name, one in figures.items()}
+            for who, figures in {"gateway": ours, **theirs}.items()
         },
         "gateway": ours,
-        "passthrough": theirs,
+        **theirs,
         **grown,
     }
 
@@ -489,18 +478,14 @@ async def idle_sessions(parts: Parts, count: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure, or be the pass-through that is measured."""
+    """Measure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sessions", type=int, nargs="+", default=[1, 64, 512, 2000])
     parser.add_argument("--seconds", type=float, default=8.0, help="of each load")
     parser.add_argument("--turns", type=int, default=300)
     parser.add_argument("--long", type=int, default=2, help="more sessions of so many turns")
     parser.add_argument("--idle", type=int, default=200, help="sessions that rest")
-    parser.add_argument("--passthrough", help="address of an engine")
     arguments = parser.parse_args()
-    if arguments.passthrough:
-        uvloop.run(passthrough(arguments.passthrough))
-        return
     with tempfile.TemporaryDirectory() as folder:
         print(json.dumps(uvloop.run(run(arguments, Path(folder)))))
 

@@ -25,6 +25,7 @@ from storage.records import (
     VersionSpan,
     decode,
     encode,
+    encode_finite,
 )
 
 
@@ -172,3 +173,39 @@ def test_the_kind_is_readable_without_this_library() -> None:
     )
     body = orjson.loads(encode(evaluation))
     assert (body["record"], body["format"], body["pass_rate"]) == ("Evaluation", 1, 0.5)
+
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2**31 - 1), FINITE)),
+    st.lists(st.builds(VersionSpan, version=st.integers(0, 99), start=st.just(0), end=st.just(3))),
+    st.text(),
+    st.sampled_from(CallStatus),
+    FINITE,
+)
+def test_finite_records_read_the_same_whoever_wrote_them(rows, spans, text, status, time) -> None:
+    call = Call(
+        call_id="c",
+        execution_id="e",
+        index=0,
+        parent=None,
+        kept=0,
+        new_ids=(),
+        output_ids=tuple(one for one, _ in rows),
+        output_logprobs=tuple(logprob for _, logprob in rows),
+        spans=tuple(spans),
+        kind=CallKind.MAIN,
+        kind_reason=text,
+        agent="main",
+        status=status,
+        finish_reason="stop",
+        fork_reason=None,
+        started_at=time,
+        waited_s=0.0,
+        seconds=0.0,
+        cell="a",
+        cached_tokens=0,
+    )
+    assert decode(encode_finite(call), Call) == decode(encode(call), Call) == call

@@ -5,39 +5,34 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
-from starlette.responses import Response
 
 from cells.gateway.dialects.fields import POLICY
 
 _EPOCH = "1970-01-01T00:00:00Z"
 
 
-def listed(dialect: str) -> Response:
+def listed(dialect: str) -> bytes:
     """The list of models. Any other name is served by the same policy."""
     one = _model(dialect, POLICY)
     if dialect == "messages":
         page = {"has_more": False, "first_id": POLICY, "last_id": POLICY}
-        return _json({"data": [one], **page})
-    return _json({"object": "list", "data": [one]})
+        return orjson.dumps({"data": [one], **page})
+    return orjson.dumps({"object": "list", "data": [one]})
 
 
-def shown(dialect: str, name: str) -> Response:
+def shown(dialect: str, name: str) -> bytes:
     """One model, of any name."""
-    return _json(_model(dialect, name))
+    return orjson.dumps(_model(dialect, name))
 
 
-def counted(dialect: str, tokens: int) -> Response:
+def counted(dialect: str, tokens: int) -> bytes:
     """Tokens that a request's prompt has."""
     if dialect == "responses":
-        return _json({"object": "response.input_tokens", "input_tokens": tokens})
-    return _json({"input_tokens": tokens})
+        return orjson.dumps({"object": "response.input_tokens", "input_tokens": tokens})
+    return orjson.dumps({"input_tokens": tokens})
 
 
 def _model(dialect: str, name: str) -> dict[str, Any]:
     if dialect == "messages":
         return {"type": "model", "id": name, "display_name": name, "created_at": _EPOCH}
     return {"id": name, "object": "model", "created": 0, "owned_by": "gyre"}
-
-
-def _json(body: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(body), media_type="application/json")

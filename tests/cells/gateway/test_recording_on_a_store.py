@@ -1,12 +1,14 @@
-"""Calls that are recorded on an object store, where each write waits for an answer."""
+"""Calls that are recorded on a store that is slow to take them."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import pytest
 
+from cells.gateway import recording
 from cells.gateway.recording import ExecutionLog, Recorder
 from storage.layout import RunLayout
 from storage.objects import StorageError, Store
@@ -78,3 +80,30 @@ async def test_executions_of_a_batch_are_written_side_by_side_and_each_in_order(
     await recorder.close()
     assert [one.index for one, _ in logs["plain"].read()] == list(range(5))
     assert [len(logs[name].read()) for name in ("first", "left", "right")] == [1, 1, 1]
+
+
+async def test_a_file_system_that_is_slow_gets_a_thread(tmp_path, monkeypatch) -> None:
+    """The event loop's own thread writes once the journals are open, until a write is slow."""
+    log, recorder = ExecutionLog(Store(tmp_path), RunLayout("r"), "e"), Recorder()
+    wrote: list[bool] = []
+    slow_s = 0.0
+    append, loops = ExecutionLog.append, threading.get_ident()
+
+    def seen(self: ExecutionLog, *lines: bytes | None) -> None:
+        wrote.append(threading.get_ident() == loops)
+        append(self, *lines)
+        clock[0] += slow_s
+
+    clock = [100.0]
+    monkeypatch.setattr(ExecutionLog, "append", seen)
+    monkeypatch.setattr(recording, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    for index in range(3):
+        await recorder.append(log, call("e", index), None)
+    slow_s = 1.0
+    for index in range(3, 6):
+        await recorder.append(log, call("e", index), None)
+    slow_s, clock[0] = 0.0, clock[0] + 60
+    await recorder.append(log, call("e", 6), None)
+    await recorder.close()
+    assert wrote == [False, True, True, True, False, False, True]
+    assert [one.index for one, _ in log.read()] == list(range(7))

@@ -192,7 +192,7 @@ async def test_a_cell_serves_only_its_version(bench, engine, script, say) -> Non
 
 
 async def test_nothing_serves_within_the_limit(make_bench) -> None:
-    async with make_bench(call_limit_s=1) as bench:
+    async with make_bench(call_limit_s=2) as bench:
         execution = await bench.open()
         response = await execution.chat(HELLO)
         assert response.status_code == 503
