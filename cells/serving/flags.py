@@ -56,7 +56,7 @@ class EngineSettings:
     node: int = 0
     meeting: str = ""
     precision: Precision = Precision.FP32
-    """Of a CPU's engine, where bf16 is many times slower without AMX; a GPU's has its policy's."""
+    """Of a CPU's engine; a GPU's computes in that of its policy."""
 
     @property
     def ranks(self) -> int:

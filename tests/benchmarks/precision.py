@@ -2,13 +2,12 @@
 
     python -m tests.benchmarks.precision [--policy HF_DIR] [--samples 32] [--tokens 48]
 
-A policy is rounded to bf16. The real SGLang serves it and draws samples; Megatron then computes
-their log-probs with the same weights, in fp32 and in bf16. Every sample is of the version that is
-trained (staleness 0), so that an exact trainer would have the ratio 1 and clip nothing. On a CPU
-the engine computes in fp32 whatever the weights; HF transformers in bf16 stands for an engine that
-does not. Prints JSON: the gap of log-probs, and the share of samples that GSPO's published clip
-takes out when the ratio is to the recorded log-probs (``behaviour``) or to the trainer's own
-(``proximal``).
+A policy is rounded to bf16. The real SGLang serves it on a CPU, computing in fp32 and, started
+again, in bf16, and draws samples each time. Megatron then computes their log-probs with the same
+weights, in fp32 and in bf16. Every sample is of the version that is trained (staleness 0), so that
+an exact trainer would have the ratio 1 and clip nothing. Prints JSON: the gap of log-probs, and the
+share of samples that GSPO's published clip takes out when the ratio is to the recorded log-probs
+(``behaviour``) or to the trainer's own (``proximal``); and the seconds of each engine.
 """
 
 from __future__ import annotations
@@ -18,8 +17,9 @@ import asyncio
 import json
 import secrets
 import tempfile
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
@@ -35,7 +35,7 @@ from cells.replica.weights import read_weights
 from cells.serving.flags import EngineSettings
 from cells.serving.process import EngineProcess, free_port
 from configs.cells import Device
-from configs.layout import LayoutConfig
+from configs.layout import LayoutConfig, Precision
 from configs.training import ObjectiveConfig, RatioReference
 from tasks.training.objectives import objective_path
 from tests.conftest import make_tiny_policy
@@ -43,7 +43,15 @@ from tests.conftest import make_tiny_policy
 CONTEXT = 512
 PROMPT = 24
 SEED = 5
-BF16 = Place(LayoutConfig(precision="bf16"))
+START_S = 400
+
+
+class Samples(NamedTuple):
+    """What an engine drew, and the log-probs that it recorded."""
+
+    documents: list[Document]
+    recorded: list[torch.Tensor]
+    seconds: float
 
 
 def main() -> None:
@@ -58,36 +66,36 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="gyre-precision-") as scratch:
         folder = Path(scratch)
         source = given.policy or make_tiny_policy(folder / "tiny", seed=0)
-        rounded = opened(source, BF16)
+        rounded = opened(source, Precision.BF16)
         rounded.export(folder / "bf16")
-        samples, recorded = asyncio.run(
-            sampled(folder / "bf16", rounded.shape.vocabulary, given.samples, given.tokens)
-        )
-        found = {
-            "sglang fp32, megatron fp32": (recorded, logprobs(opened(folder / "bf16"), samples)),
-            "sglang fp32, megatron bf16": (
-                recorded,
-                logprobs(opened(folder / "bf16", BF16), samples),
-            ),
-            "hf bf16, megatron bf16": (
-                hf_logprobs(folder / "bf16", samples),
-                logprobs(opened(folder / "bf16", BF16), samples),
-            ),
-        }
-    print(json.dumps({name: told(*pair) for name, pair in found.items()}, indent=2))
+        prompts = drawn(rounded.shape.vocabulary, given.samples)
+        found: dict[str, Any] = {}
+        for engine in Precision:
+            samples = asyncio.run(sampled(folder / "bf16", engine, prompts, given.tokens))
+            found[f"sglang {engine} seconds"] = round(samples.seconds, 1)
+            for trainer in Precision:
+                own = logprobs(opened(folder / "bf16", trainer), samples.documents)
+                found[f"sglang {engine}, megatron {trainer}"] = told(samples.recorded, own)
+    print(json.dumps(found, indent=2))
 
 
-def opened(folder: Path, place: Place | None = None) -> Policy:
+def opened(folder: Path, precision: Precision) -> Policy:
     """The policy of an HF directory."""
-    policy = Policy.open(folder, place)
+    policy = Policy.open(folder, Place(LayoutConfig(precision=precision)))
     policy.commit(read_weights(folder, policy.shape), 0)
     return policy
 
 
+def drawn(vocabulary: int, count: int) -> list[list[int]]:
+    """Random prompts."""
+    random = np.random.default_rng(SEED)
+    return [random.integers(10, vocabulary, PROMPT).tolist() for _ in range(count)]
+
+
 async def sampled(
-    folder: Path, vocabulary: int, count: int, tokens: int
-) -> tuple[list[Document], list[torch.Tensor]]:
-    """Samples of a real engine, and the log-probs that it recorded."""
+    folder: Path, precision: Precision, prompts: list[list[int]], tokens: int
+) -> Samples:
+    """Samples of a real engine that computes in ``precision``."""
     settings = EngineSettings(
         policy=folder,
         version=0,
@@ -98,14 +106,15 @@ async def sampled(
         seed=SEED,
         port=free_port(),
         admin_key=secrets.token_urlsafe(16),
+        precision=precision,
     )
-    engine = EngineProcess(settings, cpus=(), log=folder.parent / "engine.log")
-    random = np.random.default_rng(SEED)
-    prompts = [random.integers(10, vocabulary, PROMPT).tolist() for _ in range(count)]
+    engine = EngineProcess(settings, cpus=(), log=folder.parent / f"engine-{precision}.log")
     try:
-        await engine.wait_ready(300)
+        await engine.wait_ready(START_S)
+        began = time.monotonic()
         async with httpx.AsyncClient(base_url=engine.url, timeout=300, trust_env=False) as http:
             answers = await asyncio.gather(*(_generate(http, p, tokens) for p in prompts))
+        seconds = time.monotonic() - began
     finally:
         await engine.close()
     documents, recorded = [], []
@@ -113,7 +122,7 @@ async def sampled(
         ids = np.array(prompt + [token for _, token, _ in answer], np.int32)
         documents.append((ids, np.arange(len(ids)) >= PROMPT))
         recorded.append(torch.tensor([one for one, _, _ in answer], dtype=torch.float64))
-    return documents, recorded
+    return Samples(documents, recorded, seconds)
 
 
 async def _generate(http: httpx.AsyncClient, prompt: list[int], tokens: int) -> list[Any]:
@@ -129,21 +138,6 @@ def logprobs(policy: Policy, documents: list[Document]) -> list[torch.Tensor]:
     found = policy.passes.logprobs([pack([document]) for document in documents])
     assert found is not None
     return [one.double() for one in found]
-
-
-def hf_logprobs(folder: Path, documents: list[Document]) -> list[torch.Tensor]:
-    """Those of transformers in bf16."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
-    found = []
-    with torch.no_grad():
-        for ids, targets in documents:
-            row = torch.from_numpy(ids.astype(np.int64))
-            at = torch.from_numpy(np.flatnonzero(targets))
-            spread = model(row[None]).logits[0].float().log_softmax(-1)
-            found.append(spread[at - 1, row[at]].double())
-    return found
 
 
 def told(engine: list[torch.Tensor], trainer: list[torch.Tensor]) -> dict[str, float]:
