@@ -29,9 +29,13 @@ class DaemonClient:
     """Administrative calls to one daemon. Safe to use from several threads."""
 
     def __init__(self, registration: Registration) -> None:
-        self.registration = registration
-        self.name = registration.name
-        self.url = registration.url
+        self.become(registration)
+
+    def become(self, registration: Registration) -> None:
+        """Lead to another process of the same daemon from now on, for everybody who holds this.
+
+        Calls under way go on to the old one, which does not answer any more.
+        """
         self._http = httpx.Client(
             base_url=registration.url,
             headers={"authorization": f"Bearer {registration.token}"},
@@ -39,6 +43,9 @@ class DaemonClient:
             # Loopback and cluster addresses are never behind a proxy of the environment.
             trust_env=False,
         )
+        self.name = registration.name
+        self.url = registration.url
+        self.registration = registration
 
     @classmethod
     def find(cls, store: Store, layout: RunLayout, name: str) -> Self:
