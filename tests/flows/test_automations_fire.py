@@ -14,6 +14,8 @@ import pytest
 import yaml
 
 from flows.automations import EVALUATE, PAUSE, PROBLEMS, SILENT
+from storage.layout import RunLayout
+from storage.objects import Store
 from storage.run import Run
 from tests.flows.operated import Operated
 from tests.flows.orchestrated import light, marked_processes
@@ -63,8 +65,15 @@ def trained(site: Operated) -> tuple[str, Run]:
     aside.write_text(yaml.safe_dump(config))
     aside.rename(folder / "train.yaml")
     flow_run = started(site, "train", config=str(folder / "train.yaml"))
-    site.wait(flow_run, "PAUSED")
-    return flow_run, site.run(f"run-{flow_run[:8]}")
+    name = f"run-{flow_run[:8]}"
+    done = RunLayout(name).step_done(0)
+    site.until(lambda: Store(str(site.root)).exists(done), "step 0")
+    site.hold.touch()  # step 1 must not end before the alarm has gone its way
+    try:
+        site.wait(flow_run, "PAUSED")
+    finally:
+        site.hold.unlink()
+    return flow_run, site.run(name)
 
 
 def test_a_new_problem_set_is_trained_on(trained: tuple[str, Run]) -> None:

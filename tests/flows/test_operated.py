@@ -28,6 +28,7 @@ from tests.flows.orchestrated import environment, light
 
 pytestmark = [pytest.mark.real, pytest.mark.long, pytest.mark.timeout(3000)]
 
+ROOT = Path(__file__).parents[2]
 FORMED, HELD, SWEEP = "formed", "held", "caps"
 EXECUTIONS = 8
 CAPS = ("1", "2", "5", "none")
@@ -156,19 +157,59 @@ def test_tensorboard_has_the_run(formed: Formed) -> None:
     ]
 
 
-def test_the_button_cancels_a_run(operated: Operated, page: Page) -> None:
+@pytest.fixture(scope="module")
+def cancelled(operated: Operated, page: Page) -> str:
+    """A run that was cancelled by the button while its executions waited for an engine; its flow
+    run."""
     operated.hold.touch()
     try:
         flow_run = start_from_form(operated, page, HELD)
         operated.wait(flow_run, "RUNNING")
         operated.until(lambda: operated.steps(HELD), "the first step")
-        page.goto(f"{operated.url}/runs/flow-run/{flow_run}", wait_until="domcontentloaded")
-        page.get_by_role("button", name="Cancel").first.click()
-        page.locator(".p-modal__card").get_by_role("button", name="Cancel").last.click()
+        press(operated, page, flow_run, "Cancel", "Confirm")
         operated.wait(flow_run, "CANCELLED")
     finally:
         operated.hold.unlink()
+    return flow_run
+
+
+def press(site: Operated, page: Page, flow_run: str, button: str, confirm: str) -> None:
+    """A button of a flow run's page, and the one of the dialog that it opens."""
+    page.goto(f"{site.url}/runs/flow-run/{flow_run}", wait_until="domcontentloaded")
+    page.get_by_role("button", name=button, exact=True).first.click()
+    dialog = page.locator(".p-modal__card").get_by_role("button", name=confirm, exact=True)
+    expect(dialog.last).to_be_visible(timeout=UI_LIMIT_MS)
+    picture(page, button.lower())
+    dialog.last.click()
+
+
+def test_the_button_cancels_a_run(cancelled: str, operated: Operated) -> None:
+    operated.until(lambda: operated.left() == [], "the daemons have ended")
+    run = operated.run(HELD)
+    assert not run.store.exists(run.layout.step_done(0))
+
+
+def test_the_command_of_the_documents_retries_it(cancelled: str, operated: Operated) -> None:
+    """The button is pressed in ``test_retried_run``."""
+    prefect(operated, "flow-run", "retry", cancelled)
+    operated.wait(cancelled, "COMPLETED", attempt=2)
+    run = operated.run(HELD)
+    assert run.store.exists(run.layout.step_done(0))
     assert operated.left() == []
+
+
+def prefect(site: Operated, *words: str) -> None:
+    """Prefect's own command, in the folder with `prefect.yaml`."""
+    addresses = {"PREFECT_API_URL": f"{site.url}/api", "GYRE_ROOT": str(site.root)}
+    done = subprocess.run(
+        [sys.executable, "-m", "prefect", *words],
+        env=environment(site.root) | addresses,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @dataclass(frozen=True)
@@ -283,3 +324,16 @@ def test_commands_of_the_documents_work_on_the_server(formed: Formed, operated: 
     assert answer["job_variables"]["env"]["AWS_SECRET_ACCESS_KEY"].startswith("{{ prefect.blocks")
     assert not answer["schedules"]
     assert operated.api.get("/deployments/name/evaluate/evaluate").json()["schedules"]
+
+
+def test_prefects_own_commands_make_pools_and_the_same_deployments(operated: Operated) -> None:
+    template = ("--base-job-template", "docs/kubernetes.json")
+    prefect(operated, "work-pool", "create", "k8s", "--type", "kubernetes", *template)
+    pool = operated.api.get("/work_pools/k8s").json()
+    assert pool["base_job_template"] == json.loads((ROOT / template[1]).read_text())
+    before = {name: operated.deployments[name] for name in ("train", "sweep")}
+    prefect(operated, "--no-prompt", "deploy", "--all")
+    for name, one in before.items():
+        answer = operated.api.get(f"/deployments/name/{name}/{name}").json()
+        assert answer["id"] == one and answer["parameters"] == {"root": str(operated.root)}
+        assert answer["work_pool_name"] == "gyre"
