@@ -120,6 +120,7 @@ class LightReplica:
         cpus: Sequence[int],
         log: Path,
         limit_s: float,
+        ranks_token: str = "",
     ) -> Self:
         return cls(settings.root, policy, version)
 
