@@ -33,7 +33,7 @@ from storage.run import Run, open_run
 
 WORKLOAD = Path(__file__).with_name("policies.yaml")
 POLICIES = ("elastic", "colocate", "async")
-SHORT = ("problems.specrepo.slow_share=0", "rollout.queries=12", "training.steps=2")
+SHORT = ("problems.specrepo.slow_share=0", "rollout.queries=12", "training.steps=1")
 """No tail, and little work in a step."""
 RUN_LIMIT_S = 3600
 SIMULATED_SEEDS = range(5)

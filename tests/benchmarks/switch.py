@@ -17,11 +17,13 @@ import argparse
 import asyncio
 import json
 import socket
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -41,14 +43,34 @@ from storage.samples import Sample, SealedGroup, seal
 CELLS = ("a", "b")
 GENERATIONS = 8
 """Running calls when a cell leaves, half of them on it."""
-ANSWER_TOKENS = 400
 START_LIMIT_S = 900.0
 LIMIT_S = 300.0
-SHAPES = {
-    "resident": ModelShape(),
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is measured.
+
+    Args:
+        answer_tokens: of each running call: enough that none ends before its cell leaves, and few,
+            as every round waits for their ends.
+        rounds: unless another number is asked for.
+    """
+
+    shape: ModelShape
+    answer_tokens: int
+    rounds: int
+
+
+KINDS = {
+    "resident": Kind(ModelShape(), answer_tokens=400, rounds=5),
     # The sizes of the smallest published models of this kind.
-    "offloaded": ModelShape(
-        layers=30, hidden=576, heads=9, kv_heads=3, head_dim=64, ffn=1536, vocabulary=49_152
+    "offloaded": Kind(
+        ModelShape(
+            layers=30, hidden=576, heads=9, kv_heads=3, head_dim=64, ffn=1536, vocabulary=49_152
+        ),
+        answer_tokens=40,
+        rounds=3,
     ),
 }
 
@@ -96,8 +118,9 @@ def make_policy(folder: Path, shape: ModelShape, context: int) -> Path:
 class Bench:
     """Two cells and a gateway of one run."""
 
-    def __init__(self, run: Run, daemons: dict[str, DaemonClient]) -> None:
+    def __init__(self, run: Run, daemons: dict[str, DaemonClient], answer_tokens: int) -> None:
         self.run = run
+        self.answer_tokens = answer_tokens
         self.gateway = daemons["gateway"]
         self.cells = {name: daemons[f"cell-{name}"] for name in CELLS}
         self.mover = Mover(
@@ -155,7 +178,7 @@ class Bench:
             json={
                 "model": "m",
                 "messages": [{"role": "user", "content": f"say a lot about {number}"}],
-                "max_tokens": ANSWER_TOKENS,
+                "max_tokens": self.answer_tokens,
                 "stream": True,
             },
         )
@@ -224,7 +247,7 @@ def bench(kind: str, folder: Path) -> Iterator[tuple[Bench, int]]:
         f"storage.root={folder}",
     ]
     config = load_config("quickstart", settings, environment={})
-    policy = make_policy(folder / kind, SHAPES[kind], config.model.context)
+    policy = make_policy(folder / kind, KINDS[kind].shape, config.model.context)
     run = create_run(str(folder), kind, config)
     arguments = ("--policy", str(policy))
     specs = [
@@ -238,7 +261,7 @@ def bench(kind: str, folder: Path) -> Iterator[tuple[Bench, int]]:
     try:
         daemons = ensure_daemons(run.store, run.layout, specs, keeper, lambda _: None)
         weights = sum(file.stat().st_size for file in policy.glob("*.safetensors"))
-        yield Bench(run, daemons), weights
+        yield Bench(run, daemons, KINDS[kind].answer_tokens), weights
     finally:
         keeper.close()
         stop_daemons(keeper.clients(), 15)
@@ -247,7 +270,10 @@ def bench(kind: str, folder: Path) -> Iterator[tuple[Bench, int]]:
 def measure(kind: str, rounds: int, folder: Path) -> dict[str, Any]:
     with bench(kind, folder) as (made, weights):
         made.round()  # the first one loads and compiles what later ones have
-        found = [made.round() for _ in range(rounds)]
+        found = []
+        for number in range(rounds):
+            found.append(made.round())
+            print(json.dumps({"kind": kind, "round": number, **found[-1]}), file=sys.stderr)
         medians = {
             switch: {
                 part: round(median(one[switch].get(part, 0.0) for one in found), 4)
@@ -309,11 +335,14 @@ def memcpy_seconds(size: int, rounds: int) -> float:
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kinds", nargs="*", default=list(SHAPES), help="resident, offloaded")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("kinds", nargs="*", default=list(KINDS), help="resident, offloaded")
+    parser.add_argument("--rounds", type=int, help="of each, instead of its own number")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gyre-switch-") as folder:
-        found = {kind: measure(kind, given.rounds, Path(folder)) for kind in given.kinds}
+        found = {
+            kind: measure(kind, given.rounds or KINDS[kind].rounds, Path(folder))
+            for kind in given.kinds
+        }
     print(json.dumps(found, indent=1))
 
 

@@ -37,6 +37,10 @@ class Script:
     def say(self, *replies: list[int]) -> None:
         self.queue.extend(replies)
 
+    def forget(self) -> None:
+        """The prompts that were answered."""
+        self._known.clear()
+
     def rest(self, prompt: list[int]) -> list[int]:
         for known, reply in self._known.items():
             done = len(prompt) - len(known)
@@ -107,8 +111,8 @@ class ScriptedEngine:
         delay_s: before the first token of a generation, and before each further chunk.
         hold_after: tokens after which a generation stands still until ``release`` is set.
         fail: what the next requests do instead: ``500``, ``400``, ``drop`` (connection cut where it
-            stands still, or at once) or ``deaf`` (ignores its first abort); ``busy`` is what the next
-            flush does: it refuses.
+            stands still, or at once) or ``deaf`` (ignores its first abort). ``busy`` refuses the
+            next flush.
         requests: bodies of all ``/generate`` requests.
         reached: set when a generation stands still.
         backup: what a flush waits for; None answers at once.

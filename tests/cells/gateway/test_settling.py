@@ -1,4 +1,4 @@
-"""Executions whose cell leaves go on elsewhere when its pages are in the pool, or it is too late."""
+"""Executions whose cell leaves go on elsewhere when its pages are in the pool, or at a limit."""
 
 from __future__ import annotations
 
