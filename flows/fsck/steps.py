@@ -97,8 +97,12 @@ class _Step:
         for update in range(updates):
             self._check_update(update, done is not None)
         self._check_micro_steps()
+        key = layout.step_done(self._step)
+        all_ended = all(self._ledger.stepped(update) is not None for update in range(updates))
+        if all_ended and key not in reader.keys and not reader.below(layout.hosts):
+            text = "all its updates have ended: the run stopped just before it said so; resume it"
+            reader.note(Kind.LEFT_OVER, key, text)
         if done is not None:
-            key = layout.step_done(self._step)
             reader.require(done.step == self._step, key, f"it is of step {done.step}")
             text = f"it ends with version {done.policy_version}, its ledger with {self._version}"
             reader.require(done.policy_version == self._version, key, text)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -180,6 +181,20 @@ class Orchestrated:
                 with suppress(psutil.NoSuchProcess):
                     process.send_signal(signal.SIGKILL)
 
+    def kill(self, *words: str) -> None:
+        """SIGKILL to the processes whose command lines hold all ``words``; there is one at least.
+
+        As for a real fault, nobody is told."""
+        found = [
+            process
+            for process, line in marked_processes(self.root)
+            if all(word in line for word in words)
+        ]
+        assert found, f"no process of {words}"
+        for process in found:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGKILL)
+
     def left(self) -> list[str]:
         """Command lines of the daemons of runs, and of all that they started."""
         lines = (line for _, line in marked_processes(self.root))
@@ -218,9 +233,11 @@ def light(site: Orchestrated) -> dict[str, Any]:
 
 def environment(root: Path) -> dict[str, str]:
     """Of a process that keeps a server up, and of all that its worker starts."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    left_out = ("PREFECT_", "AWS_")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     return env | {
         MARK: str(root),
+        "XDG_CACHE_HOME": str(root / "cache"),
         "GYRE_TEST_EVALUATORS": str(root / "evaluators"),
         "GYRE_TEST_HOLD": str(root / "hold"),
         # For the reward function and the stand-ins of cells, which are modules of tests.
@@ -275,7 +292,8 @@ def main() -> None:
 
         ids = {name: str(one) for name, one in deploy(config.work_pool, str(root)).items()}
         print(json.dumps({"api": to.api_url, "ui": to.ui_url, "deployments": ids}), flush=True)
-        sys.stdin.read()
+        while not select.select([sys.stdin], [], [], 1)[0]:
+            to.check()
 
 
 if __name__ == "__main__":

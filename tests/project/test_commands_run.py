@@ -32,6 +32,8 @@ ELSEWHERE = {
     "doctor": "tests/flows/doctor/test_doctor_cli.py",
     "harness": "tests/tasks/rollout/test_clients.py",
     "export": "tests/flows/test_export_cli.py",
+    "fsck": "tests/chaos/test_fsck.py",
+    "replay": "tests/flows/test_smoke_replay.py",
     "inspect": "tests/flows/test_inspections.py",
     "samples": "tests/flows/test_inspections.py",
     "simulate": "tests/cells/simulation/test_commands.py",

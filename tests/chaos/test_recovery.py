@@ -1,0 +1,79 @@
+"""Whatever process of a run is killed, the run goes on by itself, and everything is done once.
+
+Prefect, flows, gateway, harnesses, scores, cell hosts and ledgers are real; in the cell hosts
+stand-ins take the place of engines and replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flows.fsck.check import check_run
+from storage.layout import execution_id
+from storage.records import ExecutionOutcome, ExecutionResult, StepPlan
+from storage.run import Run
+from tests.flows.orchestrated import Orchestrated
+from tests.flows.test_killed_run import check_step, stored
+
+pytestmark = [pytest.mark.real, pytest.mark.long, pytest.mark.timeout(1200)]
+
+TWO_CELLS = "cells.cells=[{name: a, core: true}, {name: b}]"
+
+
+def begun(site: Orchestrated, name: str) -> Callable[[], bool]:
+    """Whether the run's executions ask for replies, none of which is given."""
+    return lambda: len(list((site.root / "runs" / name / "executions").glob("*/session.json"))) > 3
+
+
+def training(site: Orchestrated, name: str) -> Callable[[], bool]:
+    """Whether the run's first update is under way."""
+    return lambda: stored(site.root / "runs" / name / "steps" / "00000" / "ledger") > 4
+
+
+MOMENTS = {"rollout": begun, "training": training}
+
+KILLS: dict[str, tuple[tuple[str, ...], str]] = {
+    "gateway": (("cells.gateway.server",), "rollout"),
+    "execution host": (("tasks.rollout.host",), "rollout"),
+    "cell host of a satellite": (("cells.host", "cell-b"), "rollout"),
+    "cell host of the core": (("cells.host", "cell-a"), "training"),
+    "prefect server": (("prefect", "server", "start"), "rollout"),
+}
+
+
+def check(run: Run) -> None:
+    """Every execution has one verdict, every micro-step counted once, nothing contradicts."""
+    check_step(run, 0)
+    assert [finding for finding in check_run(run) if finding.is_error] == []
+    plan = run.store.read_record(run.layout.step_plan(0), StepPlan)
+    for query in plan.queries:
+        for member in range(query.group_size):
+            name = execution_id(query.query_id, member)
+            result = run.store.read_record(run.layout.execution_result(name), ExecutionResult)
+            assert result.outcome is ExecutionOutcome.COMPLETED, result.detail
+
+
+@pytest.mark.parametrize("victim", KILLS)
+def test_what_is_killed_is_started_again_and_the_run_goes_on(
+    orchestrated: Orchestrated, victim: str
+) -> None:
+    site = orchestrated
+    words, moment = KILLS[victim]
+    name = victim.replace(" ", "-")
+    if moment == "rollout":
+        site.hold.touch()
+    try:
+        train = site.train(name, TWO_CELLS, "training.steps=1", "cells.policy=colocate")
+        site.until(MOMENTS[moment](site, name), moment)
+        site.kill(*words)
+    finally:
+        site.hold.unlink(missing_ok=True)
+    site.wait(train, "COMPLETED")
+    check(site.run(name))
+    assert site.left() == []
+    told = "\n".join(path.read_text() for path in Path(site.root).glob("*.log"))
+    if victim == "prefect server":
+        assert "the Prefect server has ended with code -9: started again, 1 of 5 times" in told
