@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from cells.scheduler.adaptive import Adaptive, Pacing
 from cells.scheduler.baselines import Colocate, FixedSplit
 from cells.scheduler.elastic import Elastic
+from cells.scheduler.measured import GroupSeen, Measured, Ran, Shape, Spell
 from cells.scheduler.policy import Pipeline, Policy, PolicyError
 from cells.scheduler.snapshot import (
     CellView,
     Move,
+    Pace,
     Role,
     Snapshot,
     Timings,
@@ -23,16 +26,24 @@ from cells.scheduler.snapshot import (
 
 __all__ = [
     "POLICY_NAMES",
+    "Adaptive",
     "CellView",
     "Colocate",
     "Elastic",
     "FixedSplit",
+    "GroupSeen",
+    "Measured",
     "Move",
+    "Pace",
+    "Pacing",
     "Pipeline",
     "Policy",
     "PolicyError",
+    "Ran",
     "Role",
+    "Shape",
     "Snapshot",
+    "Spell",
     "Timings",
     "TrainingWork",
     "VersionBounds",
@@ -53,6 +64,7 @@ _MAKERS: Mapping[str, Callable[..., Policy]] = {
     "async": _async,
     "async_streaming": _async_streaming,
     "elastic": Elastic,
+    "adaptive": Adaptive,
 }
 
 POLICY_NAMES: tuple[str, ...] = tuple(_MAKERS)
@@ -62,7 +74,8 @@ def make_policy(name: str, **settings: Any) -> Policy:
     """The policy of that name with its settings.
 
     `async` and `async_streaming` take `training_cells`; `elastic` takes `min_gain`, `dwell_s`
-    (seconds) and `headroom` (a share); `colocate` takes none.
+    (seconds) and `headroom` (a share), `adaptive` as well, where `min_gain` is a share; `colocate`
+    takes none.
 
     Raises:
         PolicyError: for a name, a setting or a value that does not exist.

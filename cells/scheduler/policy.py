@@ -14,11 +14,13 @@ class Pipeline:
 
     `lag` is 0 where a step trains its own batch and 1 where it trains the batch before, so that
     rollout and training overlap across steps. With `streaming`, micro-steps are ready as soon as
-    their group is sealed; without it, when the last group of the batch is.
+    their group is sealed; without it, when the last group of the batch is. Where it `carries`, the
+    driver asks the policy for the pace, and groups may outlive the step that launched them.
     """
 
     lag: int
     streaming: bool
+    carries: bool = False
 
 
 class Policy(Protocol):

@@ -10,6 +10,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
+class Pace(StrEnum):
+    """How new groups follow those that still run."""
+
+    BURST = "burst"
+    """A burst is launched when the one before it is trained."""
+    CARRY = "carry"
+    """Groups are launched one after another, as many as a window allows; those that still run go on
+    under each new version."""
+
+
 class Role(StrEnum):
     """What a cell is doing: serving executions, hosting a replica, or on its way between both."""
 
@@ -97,7 +107,8 @@ class Snapshot:
     """Everything that a decision may depend on.
 
     `queued` executions wait for a cell, `running` ones are bound to one; `queued_tokens` are the
-    KV tokens that the queued ones are expected to need.
+    KV tokens that the queued ones are expected to need. `serving_cells` is how many cells a pace
+    that carries groups over wants to serve while executions are queued.
     """
 
     time: float
@@ -108,6 +119,8 @@ class Snapshot:
     timings: Timings = field(default_factory=Timings)
     versions: VersionBounds = field(default_factory=VersionBounds)
     queued_tokens: int = 0
+    pace: Pace = Pace.BURST
+    serving_cells: int = 1
 
     @property
     def waterlevel(self) -> int:

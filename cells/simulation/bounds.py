@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from cells.scheduler import Pipeline
 from cells.simulation.executions import Draws, Execution
 from cells.simulation.workload import Workload
 
@@ -23,9 +24,9 @@ class Bounds:
     critical_s: float
     burst_s: float
 
-    def for_lag(self, lag: int) -> float:
-        """The bound of a policy with that lag between rollout and training, in seconds."""
-        return self.work_s if lag else self.burst_s
+    def of(self, pipeline: Pipeline) -> float:
+        """The bound of a policy with that pipeline, in seconds."""
+        return self.work_s if pipeline.lag or pipeline.carries else self.burst_s
 
 
 def colocate_limit(cells: int) -> float:

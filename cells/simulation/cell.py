@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import simpy
 
 from cells.scheduler import CellView, Role
@@ -12,14 +14,19 @@ from cells.simulation.workload import Workload
 
 
 class Session:
-    """A live execution: the cell it is bound to and what that cell holds of its context."""
+    """A live execution: the cell it is bound to and what that cell holds of its context.
 
-    __slots__ = ("admitted", "cell", "cold", "context", "execution", "queued_at", "request",
-                 "reroutes", "started_at")  # fmt: skip
+    `sampled` are its output tokens by the weight version that generated them, rounded.
+    """
 
-    def __init__(self, env: simpy.Environment, execution: Execution) -> None:
-        """A queued execution."""
+    __slots__ = ("admitted", "cell", "cold", "context", "ended_at", "execution", "queued_at",
+                 "request", "reroutes", "sampled", "started_at", "version")  # fmt: skip
+
+    def __init__(self, env: simpy.Environment, execution: Execution, version: int) -> None:
+        """A queued execution, which that version serves until another one is told."""
         self.execution = execution
+        self.version = version
+        self.sampled: Counter[int] = Counter()
         self.admitted = env.event()
         self.cell: Cell | None = None
         self.request: Request | None = None
@@ -28,6 +35,7 @@ class Session:
         self.reroutes = 0
         self.queued_at = env.now
         self.started_at = env.now
+        self.ended_at = env.now
 
 
 class Cell:
@@ -40,6 +48,8 @@ class Cell:
         self.is_core = number == 0
         self.capacity = workload.cells.capacity
         self.serving = ServingCell(env, workload.serving)
+        self.loaded: simpy.Event | None = None
+        """While it loads other weights; calls wait for it."""
         self.sessions: dict[Session, None] = {}
         self.role = Role.ROLLOUT
         self.target: Role | None = None

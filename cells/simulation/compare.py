@@ -57,9 +57,9 @@ class Comparison:
 
     def share_of_bound(self, policy: str) -> Spread:
         """The lower bound of the policy's kind over its wall time."""
-        lag = policy_for(self.workload, policy).pipeline.lag
+        pipeline = policy_for(self.workload, policy).pipeline
         pairs = zip(self.outcomes[policy], self.bounds, strict=True)
-        return Spread.over(bound.for_lag(lag) / outcome.seconds for outcome, bound in pairs)
+        return Spread.over(bound.of(pipeline) / outcome.seconds for outcome, bound in pairs)
 
     def training_wait(self, policy: str) -> Spread:
         """Share of its cells' time in training that they wait for micro-steps, step or weights."""

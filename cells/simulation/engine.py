@@ -8,11 +8,23 @@ from typing import Any
 
 import simpy
 
-from cells.scheduler import Move, Policy, Role, Snapshot, Timings, VersionBounds
-from cells.simulation.cell import Cell
-from cells.simulation.executions import Draws, Execution
+from cells.scheduler import (
+    Adaptive,
+    GroupSeen,
+    Move,
+    Pace,
+    Policy,
+    Ran,
+    Role,
+    Snapshot,
+    Timings,
+    VersionBounds,
+)
+from cells.simulation.cell import Cell, Session
+from cells.simulation.executions import Draws
 from cells.simulation.launch import groups_together, launching
 from cells.simulation.outcome import Level, Outcome
+from cells.simulation.pacing import Pacer
 from cells.simulation.rollout import Rollout, SimulationError
 from cells.simulation.trainer import Group, Trainer
 from cells.simulation.workload import Workload
@@ -43,9 +55,11 @@ class _Simulation:
         self._rollout = Rollout(env, self._cells, workload.serving, self._execution_ended)
         together = groups_together(workload.batch, policy.pipeline)
         self._trainer = Trainer(env, workload, together, self._change)
+        self._pacer: Pacer | None = None
+        if isinstance(policy, Adaptive):
+            self._pacer = Pacer(env, workload, policy, self._trainer)
         self._left: Counter[int] = Counter()
-        self._tokens: dict[int, float] = defaultdict(float)
-        self._launched_at: dict[int, int] = {}
+        self._ended: dict[int, list[Session]] = defaultdict(list)
         self._serving_version = 0
         self._changed = env.event()
         self._levels: list[Level] = []
@@ -56,7 +70,11 @@ class _Simulation:
         env, batch = self._env, self._workload.batch
         trainer, pipeline = self._trainer, self._policy.pipeline
         env.process(self._decide_for_ever())
-        env.process(launching(batch, pipeline, trainer, lambda: not trainer.unsealed, self._launch))
+        if self._pacer is None:
+            ended = lambda: not trainer.unsealed  # noqa: E731
+            env.process(launching(batch, pipeline, trainer, ended, self._launch))
+        else:
+            env.process(self._pacer.launching(self._launch, self._renew))
         limit = self._time_limit()
         while len(trainer.updates) < batch.updates:
             env.step()
@@ -77,6 +95,7 @@ class _Simulation:
             training_busy_s=self._trainer.busy_s,
             switches=self._switches,
             events=self._events,
+            choices=() if self._pacer is None else tuple(self._pacer.choices),
         )
 
     def _time_limit(self) -> float:
@@ -92,18 +111,37 @@ class _Simulation:
         for query in range(first, first + count):
             executions = self._draws.query(query)
             self._left[query] = len(executions)
-            self._launched_at[query] = self._serving_version
             self._trainer.announce(1)
-            self._rollout.launch(executions)
+            self._rollout.launch(executions, self._serving_version)
         self._change()
 
-    def _execution_ended(self, execution: Execution) -> None:
-        query = execution.query
+    @property
+    def _pace(self) -> Pace:
+        return Pace.BURST if self._pacer is None else self._pacer.pace
+
+    def _renew(self) -> None:
+        """Where groups are carried over, what lives goes on under the newest version."""
+        if self._pace is Pace.CARRY and self._trainer.version > self._serving_version:
+            self._serving_version = self._trainer.version
+            self._rollout.renew(self._serving_version, self._workload.training.pull_s)
+
+    def _execution_ended(self, session: Session) -> None:
+        query = session.execution.query
         self._left[query] -= 1
-        self._tokens[query] += execution.tokens
+        self._ended[query].append(session)
         if self._left[query] == 0:
-            self._trainer.seal(Group(query, self._launched_at[query], self._tokens[query]))
+            self._seal(query, self._ended.pop(query))
         self._change()
+
+    def _seal(self, query: int, sessions: list[Session]) -> None:
+        sampled: Counter[int] = Counter()
+        for session in sessions:
+            sampled += session.sampled
+        mean = sum(version * count for version, count in sampled.items()) / sampled.total()
+        tokens = sum(session.execution.tokens for session in sessions)
+        if self._pacer is not None:
+            self._pacer.sealed(GroupSeen.of(_ran(session) for session in sessions))
+        self._trainer.seal(Group(query, mean, min(sampled), tokens))
 
     def _change(self) -> None:
         if not self._changed.triggered:
@@ -131,6 +169,8 @@ class _Simulation:
                 cells.to_training_s, cells.to_rollout_s, training.pull_s, self._trainer.micro_step_s
             ),
             versions=VersionBounds(self._serving_version, self._serving_version),
+            pace=self._pace,
+            serving_cells=1 if self._pacer is None else self._pacer.serving_cells,
         )
 
     def _start(self, move: Move) -> None:
@@ -160,3 +200,7 @@ class _Simulation:
         cell.become(Role.ROLLOUT)
         self._rollout.admit()
         self._change()
+
+
+def _ran(session: Session) -> Ran:
+    return Ran(session.started_at, session.ended_at, session.execution.timed_out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cells.scheduler import Role
+from cells.scheduler import Pace, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,24 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One optimizer step: when it was published and how stale its groups were, in updates."""
+    """One optimizer step: when it was published and how stale its groups were, in updates.
+
+    A group's staleness is the mean over its generated tokens; `oldest` is that of the oldest one.
+    """
 
     time: float
     staleness: float
     tokens: float
+    oldest: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A pace that an adaptive policy chose, and why."""
+
+    time: float
+    pace: Pace
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +74,7 @@ class Outcome:
     training_busy_s: float
     switches: int
     events: int
+    choices: tuple[Choice, ...] = ()
 
     @property
     def hours(self) -> float:
@@ -76,6 +90,11 @@ class Outcome:
     def mean_staleness(self) -> float:
         """Updates between generation and training; every group counts alike, as in the loss."""
         return sum(update.staleness for update in self.updates) / len(self.updates)
+
+    @property
+    def max_staleness(self) -> float:
+        """Staleness of the oldest token that was trained, in updates."""
+        return max(update.oldest for update in self.updates)
 
     @property
     def switching_s(self) -> float:

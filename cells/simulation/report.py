@@ -209,6 +209,7 @@ def _policy_value(comparison: Comparison, name: str) -> dict[str, Any]:
         "training_cell_hours": [outcome.training_busy_s / 3600 for outcome in outcomes],
         "rerouted_executions": [sum(e.reroutes > 0 for e in o.executions) for o in outcomes],
         "events": [outcome.events for outcome in outcomes],
+        "paces": [[[c.time, c.pace.value, c.reason] for c in o.choices] for o in outcomes],
     }
 
 

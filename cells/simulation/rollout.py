@@ -28,9 +28,9 @@ class Rollout:
         env: simpy.Environment,
         cells: tuple[Cell, ...],
         model: ServingModel,
-        ended: Callable[[Execution], None],
+        ended: Callable[[Session], None],
     ) -> None:
-        """`ended` is called with each execution that has ended."""
+        """`ended` is called with each session that has ended."""
         self._env = env
         self._cells = cells
         self._model = model
@@ -44,10 +44,10 @@ class Rollout:
         """Executions that wait for a cell."""
         return len(self._queue)
 
-    def launch(self, executions: Iterable[Execution]) -> None:
+    def launch(self, executions: Iterable[Execution], version: int) -> None:
         """Queue executions, and start those for which there is room."""
         for execution in executions:
-            session = Session(self._env, execution)
+            session = Session(self._env, execution, version)
             self._queue.append(session)
             self._env.process(self._run(session))
         self.admit()
@@ -88,6 +88,23 @@ class Rollout:
             if session.request is not None:
                 cell.serving.abort(session.request)
 
+    def renew(self, version: int, pull_s: float) -> None:
+        """Serve everything that lives with `version` from now on; serving cells pull it first.
+
+        What a cell holds of a context was computed with other weights, and is computed again.
+        """
+        for session in self._queue:
+            session.version = version
+        for cell in self._cells:
+            if cell.role is Role.ROLLOUT:
+                cell.version = version
+                cell.loaded = self._env.timeout(pull_s)
+            for session in cell.sessions:
+                session.version = version
+                session.cold = session.context
+                if session.request is not None:
+                    cell.serving.abort(session.request)
+
     def _emptiest(self) -> Cell | None:
         serving = [cell for cell in self._cells if cell.role is Role.ROLLOUT]
         return min(serving, key=lambda cell: len(cell.sessions) / cell.capacity, default=None)
@@ -109,21 +126,27 @@ class Rollout:
         self._finish(session)
 
     def _call(self, session: Session, prompt: float, output: float) -> Generator[Any, Any, None]:
-        left = self._model.work(prompt, output)
+        work = left = self._model.work(prompt, output)
         while left > 0:
             assert session.cell is not None
+            if session.cell.loaded is not None and not session.cell.loaded.processed:
+                yield session.cell.loaded
+                continue
             # After a reroute the part of the context that did not move with it is prefilled again.
+            before, version = left, session.version
             left += self._model.work(session.cold, 0.0)
             session.cold = 0.0
             session.request = session.cell.serving.submit(left)
             left = yield session.request.done
             session.request = None
+            session.sampled[version] += round(output * max(before - left, 0.0) / work)
 
     def _finish(self, session: Session) -> None:
         cell = session.cell
         assert cell is not None
         del cell.sessions[session]
         self.running -= 1
+        session.ended_at = self._env.now
         self.executions.append(
             Ended(
                 query=session.execution.query,
@@ -135,4 +158,4 @@ class Rollout:
         )
         if self._queue and cell.role is Role.ROLLOUT and len(cell.sessions) < cell.capacity:
             self._bind(self._queue.popleft(), cell)
-        self._ended(session.execution)
+        self._ended(session)

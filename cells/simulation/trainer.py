@@ -16,10 +16,15 @@ from cells.simulation.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A sealed group: the version its executions were launched with, and its tokens."""
+    """A sealed group: the version that generated it, mean and oldest, and its tokens.
+
+    The mean is over generated tokens; it is whole where the group was launched with one version
+    and nothing was carried over.
+    """
 
     query: int
-    version: int
+    version: float
+    oldest: int
     tokens: float
 
 
@@ -142,7 +147,8 @@ class Trainer:
         self._stepping = False
         stale = sum(self.version - group.version for group in self._in_update)
         tokens = sum(group.tokens for group in self._in_update)
-        self.updates.append(Update(self._env.now, stale / len(self._in_update), tokens))
+        oldest = self.version - min(group.oldest for group in self._in_update)
+        self.updates.append(Update(self._env.now, stale / len(self._in_update), tokens, oldest))
         self.version += 1
         self._accumulated = 0
         self._in_update.clear()

@@ -16,7 +16,14 @@ def facts(comparison: Comparison) -> str:
         f"{_streaming(comparison)}"
         f"fitted: {_names(workload, Origin.FITTED)}; "
         f"chosen with the published gains in view: {_names(workload, Origin.CHOSEN)}"
+        f"{_paces(comparison)}"
     )
+
+
+def _paces(comparison: Comparison) -> str:
+    """Why the adaptive policy chose its paces, with the first seed."""
+    choices = [c for found in comparison.outcomes.values() for c in found[0].choices]
+    return "".join(f"\n  {c.time / 3600:.2f} h, {c.pace}: {c.reason}" for c in choices)
 
 
 def _streaming(comparison: Comparison) -> str:

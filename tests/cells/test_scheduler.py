@@ -181,4 +181,4 @@ def test_the_names_of_the_policies() -> None:
     settings = {"async": {"training_cells": 2}}
     made = [make_policy(name, **settings.get(name, {})) for name in POLICY_NAMES]
     assert [policy.name for policy in made] == list(POLICY_NAMES)
-    assert [policy.pipeline.streaming for policy in made] == [False, False, True, True]
+    assert [policy.pipeline.streaming for policy in made] == [False, False, True, True, True]

@@ -10,6 +10,7 @@ import typer
 import yaml
 from typer.testing import CliRunner, Result
 
+from cells.scheduler import POLICY_NAMES
 from cells.simulation.compare import compare
 from cells.simulation.published import Figure, Kind, Row, row_for
 from cells.simulation.report import row_value
@@ -34,7 +35,7 @@ def file(tmp_path: Path, small: Workload) -> Path:
 def test_simulate_prints_one_json_object(file: Path) -> None:
     found = json.loads(gyre("simulate", str(file), "--seeds", "2", "--json").stdout)
     assert found["workload"] == "small"
-    assert set(found["policies"]) == {"colocate", "async", "async_streaming", "elastic"}
+    assert set(found["policies"]) == set(POLICY_NAMES)
     elastic = found["policies"]["elastic"]
     assert elastic["hours"]["low"] <= elastic["hours"]["median"] <= elastic["hours"]["high"]
     assert 0 < elastic["share_of_bound"]["median"] <= 1

@@ -6,14 +6,15 @@ from collections import defaultdict
 
 import pytest
 
-from cells.scheduler import POLICY_NAMES, Move, Pipeline, Role, Snapshot
+from cells.scheduler import POLICY_NAMES, Move, Pace, Pipeline, Role, Snapshot
 from cells.simulation.bounds import colocate_limit, lower_bounds
 from cells.simulation.compare import compare, policy_for
 from cells.simulation.engine import simulate
 from cells.simulation.executions import Draws
 from cells.simulation.outcome import Outcome
 from cells.simulation.rollout import SimulationError
-from cells.simulation.workload import Workload
+from cells.simulation.workload import Workload, load_workload
+from configs.workloads import workload_path
 from tests.cells.simulation.conftest import small_workload
 
 EVERY = pytest.mark.parametrize("policy", POLICY_NAMES)
@@ -55,10 +56,10 @@ def test_the_intervals_of_a_cell_cover_the_run_without_a_gap(small: Workload, po
 
 @EVERY
 def test_no_policy_beats_its_bounds(small: Workload, policy: str) -> None:
-    lag = policy_for(small, policy).pipeline.lag
+    pipeline = policy_for(small, policy).pipeline
     for seed in range(3):
         bound = lower_bounds(small, seed)
-        assert bound.for_lag(lag) <= run(small, policy, seed).seconds
+        assert bound.of(pipeline) <= run(small, policy, seed).seconds
         assert bound.work_s <= bound.burst_s
 
 
@@ -144,7 +145,7 @@ def test_short_tasks_have_little_to_gain() -> None:
 def test_one_cell_serves_and_trains_in_turn() -> None:
     workload = small_workload(cells__count=1, cells__capacity=32)
     comparison = compare(workload, (0,))
-    assert set(comparison.outcomes) == {"colocate", "elastic"}
+    assert set(comparison.outcomes) == {"colocate", "elastic", "adaptive"}
     elastic, colocate = comparison.outcomes["elastic"][0], comparison.outcomes["colocate"][0]
     assert elastic.seconds == pytest.approx(colocate.seconds)
 
@@ -187,3 +188,36 @@ def test_a_policy_that_never_ends_is_found_out() -> None:
     workload = small_workload(batch__updates=4, batch__executions_per_query=1)
     with pytest.raises(SimulationError, match="does not end"):
         simulate(workload, _Idle())
+
+
+def heavy_tailed() -> Workload:
+    """Bursts wait here for hung executions, which carrying over does not."""
+    return small_workload(
+        durations__hung_share=0.03, training__tokens_per_s=150.0, batch__updates=24
+    )
+
+
+def test_carrying_over_saves_time_at_no_more_staleness_and_says_why() -> None:
+    workload = load_workload(workload_path("published_122b_deepswe"))
+    elastic, adaptive = run(workload, "elastic"), run(workload, "adaptive")
+    assert elastic.seconds / adaptive.seconds > 1.04
+    assert adaptive.tokens == pytest.approx(elastic.tokens)
+    assert adaptive.mean_staleness <= elastic.mean_staleness
+    assert [choice.pace for choice in adaptive.choices] == [Pace.BURST, Pace.CARRY]
+    assert "carry over within" in adaptive.choices[1].reason
+
+
+def test_tokens_of_what_is_carried_over_are_of_the_versions_that_served_them() -> None:
+    outcome = run(heavy_tailed(), "adaptive")
+    carried = [update.staleness for update in outcome.updates[4:]]
+    assert any(staleness % 0.5 for staleness in carried)  # two groups an update: mixed inside one
+    assert all(update.oldest >= update.staleness for update in outcome.updates)
+
+
+def test_work_near_the_time_limit_is_not_carried_over() -> None:
+    workload = small_workload(
+        durations__median_s=3900.0, training__tokens_per_s=2000.0, batch__updates=16
+    )
+    elastic, adaptive = run(workload, "elastic"), run(workload, "adaptive")
+    assert {choice.pace for choice in adaptive.choices} == {Pace.BURST}
+    assert adaptive.seconds == elastic.seconds

@@ -1,0 +1,123 @@
+"""What a run has measured of its workload, as a policy sees it when it chooses a pace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """An execution that has ended: when it began and ended, in seconds, and whether at a limit."""
+
+    began: float
+    ended: float
+    timed_out: bool
+
+    @property
+    def seconds(self) -> float:
+        """How long it ran."""
+        return self.ended - self.began
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSeen:
+    """A group whose executions have all ended; times in seconds, means over its generated tokens.
+
+    `place_s` is how long its executions held a place, all together. `lag_s` is the time between a
+    token and the end of the group, which no schedule can take from its staleness. `age_s` is the
+    time between an execution's begin and a token of it. `timed_out` tells of its longest execution.
+    """
+
+    place_s: float
+    lag_s: float
+    age_s: float
+    timed_out: bool
+
+    @classmethod
+    def of(cls, executions: Iterable[Ran]) -> GroupSeen:
+        """Of the executions of a group, at least one; tokens are taken to come at one speed."""
+        ran = tuple(executions)
+        end = max(one.ended for one in ran)
+        total = sum(one.seconds for one in ran)
+        if total <= 0:
+            return cls(0.0, 0.0, 0.0, any(one.timed_out for one in ran))
+        lag = sum(one.seconds * (end - (one.began + one.ended) / 2) for one in ran) / total
+        age = sum(one.seconds * one.seconds / 2 for one in ran) / total
+        longest = max(ran, key=lambda one: one.seconds)
+        return cls(total, lag, age, longest.timed_out)
+
+
+@dataclass(frozen=True, slots=True)
+class Spell:
+    """Updates that were made at one pace: how long they took, and the work that was in them.
+
+    `update_s` are seconds of an update, `train_s` a replica's seconds for a group, `groups` those
+    that ended in the time, at least one. `staleness` is the mean of the updates.
+    """
+
+    updates: int
+    update_s: float
+    train_s: float
+    groups: Sequence[GroupSeen]
+    staleness: float = 0.0
+
+    @property
+    def place_s(self) -> float:
+        """Mean seconds of places that a group takes."""
+        return fmean(group.place_s for group in self.groups)
+
+    @property
+    def lag_s(self) -> float:
+        """Mean seconds from a token to the end of its group."""
+        return fmean(group.lag_s for group in self.groups)
+
+    @property
+    def age_s(self) -> float:
+        """Mean seconds from an execution's begin to a token of it."""
+        return fmean(group.age_s for group in self.groups)
+
+    @property
+    def timed_out_share(self) -> float:
+        """Share of the groups whose longest execution ended at a limit."""
+        return fmean(group.timed_out for group in self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a run knows of its workload: its bursts, and what it has carried over since."""
+
+    bursts: Spell | None = None
+    carried: Spell | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a run has fixed: its cells, and how groups become updates and bursts."""
+
+    cells: int
+    capacity: int
+    groups_per_update: int
+    updates_per_burst: int
+
+    def work_s(self, spell: Spell) -> float:
+        """Seconds of one of its updates if no cell were ever idle, and one always served."""
+        serving_s = spell.place_s / self.capacity
+        even = (serving_s + spell.train_s) / self.cells
+        return self.groups_per_update * max(even, spell.train_s / max(1, self.cells - 1))
+
+    def training_share(self, spell: Spell) -> float:
+        """Share of the cells' work that is training."""
+        serving_s = spell.place_s / self.capacity
+        return spell.train_s / (spell.train_s + serving_s)
+
+    @property
+    def burst(self) -> int:
+        """Groups of a burst."""
+        return self.groups_per_update * self.updates_per_burst
+
+    @property
+    def staleness(self) -> float:
+        """Mean staleness of bursts, (0 + 1 + ... + n - 1)/n, in updates."""
+        return (self.updates_per_burst - 1) / 2
