@@ -10,15 +10,25 @@ from pathlib import Path
 from tasks.rollout.harnesses.packages import default_cache
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "smollm2.py"
-LIMIT_S = 600
+LIMIT_S = 1800
+FIT_STEPS = "8"
 
 
 def make_smollm() -> Path:
     """HF directory of the model in fp32; downloaded and converted on first use."""
-    target = default_cache().parent / "test-models" / "smollm2-135m"
+    return _made("smollm2-135m")
+
+
+def make_fitted_smollm() -> Path:
+    """The same, fitted to tool calls as the preset ``smollm2`` wants it: minutes on first use."""
+    return _made("smollm2-135m-fitted", "--model", str(make_smollm()), "--fit", FIT_STEPS)
+
+
+def _made(name: str, *arguments: str) -> Path:
+    target = default_cache().parent / "test-models" / name
     if not target.is_dir():
-        made = target.with_name(".smollm2-135m.part")
+        made = target.with_name(f".{name}.part")
         shutil.rmtree(made, ignore_errors=True)
-        subprocess.run([sys.executable, SCRIPT, made], check=True, timeout=LIMIT_S)
+        subprocess.run([sys.executable, SCRIPT, made, *arguments], check=True, timeout=LIMIT_S)
         made.rename(target)
     return target

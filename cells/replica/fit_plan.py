@@ -18,7 +18,9 @@ class Phase(Section):
         ge=1,
         le=1_000_000,
     )
-    muon_rate: float = setting(0.015, "Muon step of the blocks' matrices.", unit="1", gt=0, le=1)
+    muon_rate: float = setting(
+        0.015, "Muon step of the blocks' matrices; 0 leaves them to AdamW.", unit="1", ge=0, le=1
+    )
     adam_rate: float = setting(3e-3, "AdamW step of all other weights.", unit="1", gt=0, le=1)
     warmup: int = setting(20, "Steps over which the rates rise.", unit="steps", ge=0, le=1_000_000)
     decay_share: float = setting(

@@ -58,8 +58,12 @@ class Fitter:
 
     def _phase(self, phase: Phase, corpus: Corpus) -> None:
         gradients = self.flat.split(self.flat.gradients)
-        muon = Muon(self.flat.split(self.flat.weights), gradients, self.shape)
-        rest = [p for name, p in self.flat.named.items() if name not in set(muon.names)]
+        muon = None
+        names: set[str] = set()
+        if phase.muon_rate:
+            muon = Muon(self.flat.split(self.flat.weights), gradients, self.shape)
+            names = set(muon.names)
+        rest = [p for name, p in self.flat.named.items() if name not in names]
         adam = torch.optim.AdamW(rest, betas=_ADAM_BETAS, weight_decay=0.0)
         began, tokens, mean = time.monotonic(), 0, math.nan
         for step in range(phase.steps):
@@ -69,7 +73,8 @@ class Fitter:
             if not math.isfinite(loss):
                 raise FitError(f"phase {phase.name}, step {step}: the loss is {loss}")
             factor = phase.rate_factor(step)
-            muon.step(phase.muon_rate * factor)
+            if muon is not None:
+                muon.step(phase.muon_rate * factor)
             for group in adam.param_groups:
                 group["lr"] = phase.adam_rate * factor
             adam.step()
