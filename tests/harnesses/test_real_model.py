@@ -1,5 +1,6 @@
 """SmolLM2-135M on a real SGLang server drives real clients for a few turns. It can't use tools;
-whatever it says, the recording is exact and nothing breaks."""
+whatever it says, the recording is exact and nothing breaks. It also learns: two steps of one group
+each go through engine and replica. The whole run is in tests/flows/test_smollm2_run.py."""
 
 from __future__ import annotations
 
@@ -12,13 +13,19 @@ from pathlib import Path
 import pytest
 
 from cells.gateway.codec import load_codec
+from cells.replica.settings import ReplicaSettings
+from cells.serving.engine import EngineClient
 from cells.serving.flags import EngineSettings
 from cells.serving.process import EngineProcess, free_port
 from configs.cells import Device
+from configs.training import ObjectiveConfig
+from storage.objects import Store
 from storage.records import Call, ExecutionOutcome
 from tasks.rollout.execution import carry_out
+from tasks.training.objectives import objective_path
 from tests.cells.gateway.conftest import prompts
 from tests.harnesses.conftest import MakeStage
+from tests.harnesses.lines import MEMBERS, Lines, seal_lines
 from tests.harnesses.stage import Performed, Play
 from tests.smollm import make_smollm
 
@@ -122,3 +129,38 @@ async def test_claude_code(make_stage: MakeStage, smollm: Served) -> None:
     assert len(main) > 1
     for recorded, expected in forward(smollm.policy, main):
         assert recorded == pytest.approx(expected, abs=1e-3)
+
+
+async def test_two_steps_of_training(smollm: Served, tmp_path: Path) -> None:
+    """The last test here: the engine has other weights afterwards."""
+    import torch
+
+    from cells.replica.commands import Commands
+    from cells.replica.model import start_megatron
+
+    torch.set_num_threads(1)
+    if not torch.distributed.is_initialized():
+        start_megatron()
+    root = tmp_path / "store"
+    settings = ReplicaSettings(
+        root=str(root),
+        core=True,
+        objective=objective_path("gspo"),
+        objective_config=ObjectiveConfig(),
+        share_prefixes=True,
+    )
+    replica = Commands(settings)
+    replica.run("load", {"path": str(smollm.policy), "version": 0})
+    lines = Lines(smollm.url, smollm.policy)
+    async with EngineClient(smollm.url, smollm.token) as engine:
+        for version in range(2):
+            if version:
+                replica.run("export", {"path": str(tmp_path / "policy")})
+                await engine.update_weights(tmp_path / "policy", version, START_S)
+            seal_lines(Store(root), f"g{version}", lines.prompt, await lines.group(), version)
+            samples = [{"group_key": f"g{version}", "index": index} for index in range(MEMBERS)]
+            key = {"step": version, "update": 0}
+            trained = replica.run("micro_step", {**key, "micro_step": "m", "samples": samples})
+            stepped = replica.run("step", {**key, "executions": MEMBERS, "learning_rate": 1e-6})
+            assert trained["stats"]["logprob_gap_max"] < 1e-3
+            assert stepped["grad_norm"] > 0
