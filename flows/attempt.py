@@ -80,11 +80,17 @@ def attempt(root: str, run: Run) -> Iterator[Hosts]:
         StartError: a daemon did not start.
     """
     say = get_run_logger().info
-    start = starting_point(run, warm_start(root, run.run_id))
-    with hosts_of(run, start.policy_key, start.version, say) as hosts:
+    first = warm_start(root, run.run_id)
+    start = starting_point(run, first)
+
+    def again() -> tuple[str, int]:
+        now = starting_point(run, first)
+        return now.policy_key, now.version
+
+    with hosts_of(run, start.policy_key, start.version, say, again) as hosts:
         if closed := close_earlier(run):
             say(f"{closed} runs of earlier attempts are marked as crashed")
-        _restore(run, hosts, start.checkpoint)
+        restore_core(run, hosts, start.checkpoint)
         try:
             yield hosts
         finally:
@@ -154,7 +160,7 @@ def _folder(run: Run, checkpoint: Checkpoint | None, first_policy: str) -> str:
     return str(local_copy(run.store, checkpoint.policy_key if checkpoint else first_policy))
 
 
-def _restore(run: Run, hosts: Hosts, checkpoint: Checkpoint | None) -> None:
+def restore_core(run: Run, hosts: Hosts, checkpoint: Checkpoint | None) -> None:
     """Give a fresh core the optimizer state of the checkpoint; an adopted one is ahead of it."""
     if checkpoint is None:
         return

@@ -21,7 +21,8 @@ from storage.run import Run
 _POLL_S = 1.0
 _ASK_EVERY_S = 2.0
 _CANCEL_LIMIT_S = 60.0
-_SILENCE_S = 60.0
+_SILENCE_S = 600.0
+"""What runs goes on for as long without a server."""
 
 
 def follow(flow_run_id: UUID, run: Run, screen: Screen, check: Callable[[], None]) -> State:
@@ -59,7 +60,7 @@ def watch_until_final(
     """Show a flow run until it has ended, or for ``limit_s`` seconds; its last state.
 
     Raises:
-        HTTPError, PrefectException: the server was silent for a minute.
+        HTTPError, PrefectException: the server was silent for ten minutes.
         Exception: what ``check`` raises.
     """
     deadline = None if limit_s is None else time.monotonic() + limit_s

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cells.client import DaemonClient, DaemonGoneError
 from cells.epoch import owns, take_ownership
@@ -13,11 +13,13 @@ from cells.host.nodes import agent_daemon
 from cells.kv_pool.search import NAME as KV_POOL
 from cells.launch import DaemonSpec, LeaseKeeper, ensure_daemons, is_renewed, stop_daemons
 from cells.wanted import Wanted, want, want_no_more
+from cells.warden import Warden
 from storage.copies import local_copy
 from storage.run import Run
 from tasks.rollout.harnesses.launch import install_harness
 
 GATEWAY = "gateway"
+_CELL = "cells.host"
 EXECUTIONS = "executions"
 _STOP_GRACE_S = 15.0
 _CANCEL_GRACE_S = 3.0
@@ -33,6 +35,8 @@ class Hosts:
     executions: DaemonClient
     cells: dict[str, DaemonClient]
     core: str
+    warden: Warden | None = None
+    """Starts again what ends; None where somebody else keeps the daemons."""
 
     def core_version(self) -> int:
         """Version of the weights that the core holds."""
@@ -49,16 +53,22 @@ def cell_daemon(cell: str) -> str:
 
 @contextmanager
 def hosts_of(
-    run: Run, policy_key: str, version: int, say: Callable[[str], None]
+    run: Run,
+    policy_key: str,
+    version: int,
+    say: Callable[[str], None],
+    again: Callable[[], tuple[str, int]] | None = None,
 ) -> Iterator[Hosts]:
     """Every daemon of the run, adopted or started, kept alive until the block ends, then ended.
 
     Args:
         policy_key: HF directory in storage that engines and replicas start with.
         version: the weight version that it is.
+        again: both, for a cell that is started again later; the same when left out.
 
-    When this process is killed the daemons live on until their lease ends, so that the next
-    attempt adopts them with the harnesses that run on them.
+    A daemon that ends meanwhile is started again, within a budget. When this process is killed the
+    daemons live on until their lease ends, so that the next attempt adopts them with the harnesses
+    that run on them.
     """
     # Here, because a download may take longer than a daemon may take to start.
     install_harness(run.config.harness, say)
@@ -96,7 +106,16 @@ def hosts_of(
     grace_s = _CANCEL_GRACE_S
     try:
         want(run, Wanted(attempt=owner, policy_key=policy_key, version=version))
-        hosts = _hosts(run, ensure_daemons(run.store, run.layout, specs, keeper, say))
+        clients = ensure_daemons(run.store, run.layout, specs, keeper, say)
+        warden = Warden(
+            run.store,
+            run.layout,
+            specs=lambda: _started_now(run, specs, again) if again else specs,
+            clients=clients,
+            keeper=keeper,
+            say=say,
+        )
+        hosts = replace(_hosts(run, clients), warden=warden)
         before = _kept.set((run, hosts))
         try:
             yield hosts
@@ -105,6 +124,7 @@ def hosts_of(
             raise
         finally:
             _kept.reset(before)
+            warden.close(grace_s)
         grace_s = _STOP_GRACE_S
     finally:
         keeper.close()
@@ -141,6 +161,16 @@ def find_hosts(run: Run) -> Hosts:
     names = [GATEWAY, EXECUTIONS, *(cell_daemon(cell.name) for cell in run.config.cells.cells)]
     clients = {name: DaemonClient.find(run.store, run.layout, name) for name in names}
     return _hosts(run, clients)
+
+
+def _started_now(
+    run: Run, specs: Sequence[DaemonSpec], again: Callable[[], tuple[str, int]]
+) -> list[DaemonSpec]:
+    """The daemons as they are to be started now: cells with the weights to go on from."""
+    policy_key, version = again()
+    policy = str(local_copy(run.store, policy_key))
+    arguments = ("--policy", policy, "--version", str(version))
+    return [replace(spec, arguments=arguments) if spec.module == _CELL else spec for spec in specs]
 
 
 def _hosts(run: Run, clients: dict[str, DaemonClient]) -> Hosts:

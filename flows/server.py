@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +22,10 @@ from configs.cells import PrefectConfig
 
 PARALLEL_RUNS = 1
 """Two runs on one machine would share the cores of its cells."""
+AWAY_S = 600.0
+"""How long a server may be away before a run that is under way fails for it."""
+SERVER_RESTARTS = 5
+"""Of a server that was started here and ends, after pauses that double from a second on."""
 CELLS_QUEUE = "cells"
 """Queue of the work pool for flows that take cells; the queue ``default`` is for the others."""
 
@@ -89,6 +93,9 @@ def orchestration(
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
         "PREFECT_CLI_COLORS": "false",
+        # Its client doubles the pause before each try: a server that is away for minutes, as for
+        # an upgrade, ends nothing that runs.
+        "PREFECT_CLIENT_MAX_RETRIES": "8",
         # Results are names of objects: nothing here is ever pickled.
         "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
         **IN_BATCHES,
@@ -106,10 +113,11 @@ def orchestration(
         ensure_pool(config.work_pool)
         worker = _start_worker(config, home)
         started.append(worker)
+        again = partial(_start_server, config, home, named, say)
         yield Orchestration(
             api_url=api_url,
             ui_url=api_url.removesuffix("/api"),
-            check=partial(_check, tuple(started), home),
+            check=_Watch(started, server, again, home, say).check,
             started=tuple(started),
             own_server=server is not None,
         )
@@ -119,12 +127,49 @@ def orchestration(
             process.wait()
 
 
-def _check(started: Sequence[subprocess.Popen[bytes]], home: Path) -> None:
-    for process in started:
-        if process.poll() is not None:
-            raise ServerError(
-                f"{process.args!r} has ended with code {process.returncode}; its log is in {home}"
-            )
+class _Watch:
+    """Of the processes that were started here. A server that ends is started again: its database
+    is on the disk, and what runs goes on without it for minutes. What a worker ran ends with it."""
+
+    def __init__(
+        self,
+        started: list[subprocess.Popen[bytes]],
+        server: subprocess.Popen[bytes] | None,
+        again: Callable[[], subprocess.Popen[bytes]],
+        home: Path,
+        say: Callable[[str], None],
+    ) -> None:
+        self._started = started
+        self._server = server
+        self._again = again
+        self._home = home
+        self._say = say
+        self._restarts = 0
+        self._due: float | None = None
+
+    def check(self) -> None:
+        """
+        Raises:
+            ServerError: the worker has ended, or the server too often.
+        """
+        for number, process in enumerate(self._started):
+            if process.poll() is None:
+                continue
+            if process is not self._server or self._restarts >= SERVER_RESTARTS:
+                raise ServerError(
+                    f"{process.args!r} has ended with code {process.returncode}; its log is in "
+                    f"{self._home}"
+                )
+            if self._due is None:
+                self._due = time.monotonic() + 2**self._restarts
+            if time.monotonic() >= self._due:
+                self._restarts += 1
+                self._say(
+                    f"the Prefect server has ended with code {process.returncode}: started again, "
+                    f"{self._restarts} of {SERVER_RESTARTS} times"
+                )
+                self._server = self._started[number] = self._again()
+                self._due = None
 
 
 def healthy(api_url: str) -> bool:
@@ -134,6 +179,27 @@ def healthy(api_url: str) -> bool:
     except httpx.HTTPError:
         return False
     return answer.status_code == 200
+
+
+def await_server(say: Callable[[str], None], limit_s: float = AWAY_S) -> None:
+    """Until the server of this process answers, or for so long: a client that was never connected
+    does not try again by itself."""
+    api_url = os.environ.get("PREFECT_API_URL")
+    deadline = time.monotonic() + limit_s
+    pause_s = 1.0
+    while api_url is not None and not _answers(api_url) and time.monotonic() < deadline:
+        say(f"no Prefect server answers at {api_url}: waiting for it")
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 30.0)
+
+
+def _answers(api_url: str) -> bool:
+    """Whether anything answers there, as Prefect's own client would reach it."""
+    try:
+        httpx.get(f"{api_url}/health", timeout=10)
+    except httpx.TransportError:
+        return False
+    return True
 
 
 def _start_server(

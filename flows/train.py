@@ -5,18 +5,22 @@ from __future__ import annotations
 from prefect import flow, get_run_logger
 from prefect.runtime import flow_run
 
+from cells.checkpoint import latest_checkpoint
+from cells.warden import WINDOW_PAUSES_S
 from configs.load import load_config
 from flows.aftermath import after_evaluation, after_step
-from flows.attempt import attempt, has_ended, turn
+from flows.attempt import attempt, has_ended, restore_core, turn
 from flows.doctor.preflight import preflight
 from flows.earlier import close_children
 from flows.evaluate import evaluate_serving
 from flows.form import EMPTY, QUICKSTART, Preset, Settings, overrides_of
 from flows.history import evaluations_of
+from flows.hosts import Hosts, cell_daemon
 from flows.pause import pause_if_asked
 from flows.report import reported
 from flows.rl_step import run_step, version_after
 from flows.roots import absolute_root
+from flows.server import await_server
 from storage.hold import hold_run
 from storage.objects import Store
 from storage.run import Run, create_run, open_run
@@ -56,25 +60,46 @@ def train(
         with reported(run, get_run_logger().warning), attempt(root, run) as hosts:
             if run.config.evaluation.before and hosts.core_version() == 0:
                 _evaluate(run, root, 0)
-            _steps(run, root)
+            _steps(run, root, hosts)
     return run.run_id
 
 
-def _steps(run: Run, root: str) -> None:
+def _steps(run: Run, root: str, hosts: Hosts) -> None:
     training, every = run.config.training, run.config.evaluation.every
     for step in range(training.steps):
         version = version_after(run, step)
         if version is None:
             pause_if_asked(run)
-            version = run_step(root, run.run_id, step)
+            version = _step(run, root, hosts, step)
             after_step(run, step)
         last = step == training.steps - 1
         if last or (every and (step + 1) % every == 0):
             _evaluate(run, root, version)
 
 
+def _step(run: Run, root: str, hosts: Hosts, step: int) -> int:
+    """Run a step; when that fails with the loss of the core, again, from the newest checkpoint.
+
+    How often a core is started again is the warden's to say.
+    """
+    core = cell_daemon(hosts.core)
+    while True:
+        warden = hosts.warden
+        lost_before = warden.restarts(core) if warden else 0
+        await_server(get_run_logger().warning)
+        try:
+            return run_step(root, run.run_id, step)
+        except Exception as error:
+            if warden is None or (warden.well(core) and warden.restarts(core) == lost_before):
+                raise
+            get_run_logger().warning("step %d: the core was lost: %s", step, error)
+            warden.wait_well(core, run.config.cells.start_limit_s + WINDOW_PAUSES_S)
+            restore_core(run, hosts, latest_checkpoint(run))
+
+
 def _evaluate(run: Run, root: str, version: int) -> None:
     if version not in evaluations_of(run):
+        await_server(get_run_logger().warning)
         evaluate_serving(root, run.run_id, version)
         after_evaluation(run, version)
 

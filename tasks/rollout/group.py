@@ -18,6 +18,8 @@ _POLL_S = 3.0
 """Short enough that a cancelled step ends within its grace."""
 _PATIENCE_S = 60.0
 """How long an execution host may be silent before the group fails."""
+_LOSSES = 3
+"""How often an execution may be lost with its host before the group fails."""
 _ALIVE = ("queued", "running")
 
 
@@ -54,12 +56,12 @@ def run_groups(
         _start(run, host, spec, stopped)
     limit = _GroupLimit(run, host, specs)
     for spec in specs:
-        _wait_for(run, host, spec.execution_id, stopped, limit)
+        _wait_for(run, host, spec, stopped, limit)
         for _ in range(run.config.rollout.replace_excluded):
             if limit.over or not is_due(run, spec.execution_id, spec.query_id):
                 break
             _start(run, host, spec, stopped)
-            _wait_for(run, host, spec.execution_id, stopped, limit)
+            _wait_for(run, host, spec, stopped, limit)
         ended(spec.execution_id)
 
 
@@ -119,10 +121,11 @@ class _GroupLimit:
 def _wait_for(
     run: Run,
     host: DaemonClient,
-    execution: str,
+    spec: ExecutionSpec,
     stopped: Callable[[], bool],
     limit: _GroupLimit,
 ) -> None:
+    execution, lost = spec.execution_id, 0
     path = f"/executions/{execution}"
     while find_result(run, execution) is None:
         limit.enforce(stopped)
@@ -131,7 +134,11 @@ def _wait_for(
         if stopped():
             raise InterruptedError(f"{execution}: the step was stopped")
         if _patiently(ask, stopped)["state"] == "unknown":
-            raise DaemonError(f"{host.name}: has forgotten {execution}")
+            # The host was started again, and what ran there has ended with it.
+            lost += 1
+            if lost > _LOSSES:
+                raise DaemonError(f"{host.name}: has forgotten {execution}")
+            _start(run, host, spec, stopped)
 
 
 def spec_of(
