@@ -83,6 +83,13 @@ def test_one_process_and_two_fit_the_same_policy(copy_task: Path) -> None:
         weights = load_file(copy_task / name / "model.safetensors")
         assert all(weight.isfinite().all() for weight in weights.values())
 
+    plan = json.loads((copy_task / "plan.json").read_text())
+    [phase, _] = plan["phases"]
+    plan["phases"] = [{**phase, "steps": 5, "muon_rate": 0, "adam_rate": 1e-4}]
+    (copy_task / "plan.json").write_text(json.dumps(plan))
+    [further, *_] = lines(run_fit(copy_task, "further", "--start", str(copy_task / "one")))
+    assert further["loss_mean"] < steps[0]["loss"] / 3, "it goes on from there, by AdamW alone"
+
 
 @pytest.mark.real
 def test_a_failed_fit_says_why_and_writes_nothing(copy_task: Path) -> None:
