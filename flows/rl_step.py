@@ -220,6 +220,8 @@ def _keep_updates(run: Run, core: DaemonClient, epoch: int, step: int) -> None:
 def _cut_short(hosts: Hosts, board: Board, *tasks: PrefectFuture[Any]) -> None:
     """Cancelled: commands under way get a moment, then the cells that carry them out are ended."""
     board.stop()
+    if hosts.warden is not None:
+        hosts.warden.close(0.0)  # it would start again what is ended here
     deadline = time.monotonic() + _CANCEL_PATIENCE_S
     for task in tasks:
         task.wait(max(0.0, deadline - time.monotonic()))
