@@ -107,7 +107,10 @@ def _event(call_id: str, delta: dict[str, Any]) -> bytes:
 
 async def serve(make: Callable[[aiohttp.ClientSession], Handler]) -> None:
     """Serve until killed."""
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+    # Thousands of connections that begin at once may each take long.
+    timeout = aiohttp.ClientTimeout(total=600)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
         app = web.Application(client_max_size=64 << 20)
         app.router.add_post("/v1/chat/completions", make(http))
         runner = web.AppRunner(app, access_log=None)
