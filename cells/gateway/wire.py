@@ -42,7 +42,13 @@ class Wire:
         self._idle: defaultdict[Place, list[_Connection]] = defaultdict(list)
 
     async def post(
-        self, url: str, path: str, token: str | None, body: Sequence[bytes], take: Take
+        self,
+        url: str,
+        path: str,
+        token: str | None,
+        body: Sequence[bytes],
+        take: Take,
+        method: str = "POST",
     ) -> tuple[int, bytes]:
         """Send JSON, and hand the body of an answer with status 200 to ``take`` as it comes.
 
@@ -63,7 +69,7 @@ class Wire:
         connection = idle.pop() if idle else await _connect(place, idle)
         connection.keep(None)
         try:
-            head = _head(place, path, token, sum(map(len, body)))
+            head = _head(method, place, path, token, sum(map(len, body)))
             answer = await connection.exchange([head, *body], take)
         except BaseException:
             connection.close()
@@ -187,10 +193,10 @@ def _place(url: str) -> Place:
     return Place(parts.hostname or "", port, secure, parts.path.rstrip("/"))
 
 
-def _head(place: Place, path: str, token: str | None, length: int) -> bytes:
+def _head(method: str, place: Place, path: str, token: str | None, length: int) -> bytes:
     host = f"[{place.host}]" if ":" in place.host else place.host
     bearer = f"authorization: Bearer {token}\r\n" if token else ""
     return (
-        f"POST {place.path}{path} HTTP/1.1\r\nhost: {host}:{place.port}\r\n{bearer}"
+        f"{method} {place.path}{path} HTTP/1.1\r\nhost: {host}:{place.port}\r\n{bearer}"
         f"content-type: application/json\r\ncontent-length: {length}\r\n\r\n"
     ).encode()

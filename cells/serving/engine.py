@@ -21,6 +21,12 @@ import aiohttp
 POLL_S = 0.2
 PROBE_LIMIT_S = 5.0
 CONTINUE_LIMIT_S = 10.0
+SETTLE_POLL_S = 0.05
+
+STORAGE_PATH = "/hicache/storage-backend"
+SAME_STORAGE = {"hicache_storage_backend": "mooncake"}
+"""What to PUT there: it attaches what is attached, so nothing changes, and is refused until nothing
+runs and all pages are written."""
 
 
 class EngineError(RuntimeError):
@@ -53,10 +59,17 @@ class Bucket:
 
 
 class EngineClient:
-    """One server, by address and admin key. Use as an async context manager, or ``close``."""
+    """One server, by address and admin key. Use as an async context manager, or ``close``.
 
-    def __init__(self, url: str, admin_key: str) -> None:
+    Args:
+        pooled: it shares its KV pages. Then new weights leave its cache as it is: pages are keyed
+            by version, and to empty it would stop the threads that write them, which ends the
+            server where one of them is slow.
+    """
+
+    def __init__(self, url: str, admin_key: str, *, pooled: bool = False) -> None:
         self.url = url
+        self._flush = not pooled
         self.admin_key = admin_key
         # SGLang drops a connection that was idle for 5 s; a new one a call can't meet that moment.
         self._http = aiohttp.ClientSession(
@@ -118,11 +131,12 @@ class EngineClient:
             await self._resume()
 
     async def update_weights(self, path: Path, version: int, limit_s: float) -> None:
-        """Serve the weights in HF directory ``path`` as ``version``, with an empty KV cache.
+        """Serve the weights in HF directory ``path`` as ``version``.
 
         Running generations end with their partial answers first; calls that arrive meanwhile wait.
         """
-        body = {"model_path": str(path), "weight_version": str(version), "flush_cache": True}
+        body: dict[str, Any] = {"model_path": str(path), "weight_version": str(version)}
+        body["flush_cache"] = self._flush
         try:
             async with asyncio.timeout(limit_s):
                 await self._call("POST", "/pause_generation", {"mode": "abort"}, limit_s)
@@ -151,7 +165,7 @@ class EngineClient:
                     async for bucket in buckets:
                         body = {
                             "serialized_named_tensors": [bucket.payload] * ranks,
-                            "flush_cache": bucket.last,
+                            "flush_cache": bucket.last and self._flush,
                             "weight_version": str(version) if bucket.last else None,
                         }
                         await self._accepted("/update_weights_from_tensor", body, limit_s)
@@ -163,17 +177,19 @@ class EngineClient:
             await self._resume()
 
     async def settle(self, limit_s: float) -> bool:
-        """Wait until what was computed is written to the shared pool, and forget the own copies.
+        """Wait until nothing runs and what was computed is written to the shared pool.
 
         Returns:
             Whether that was done within ``limit_s``.
         """
-        path = f"/flush_cache?timeout={limit_s:g}"
-        try:
-            await self._call("POST", path, None, limit_s + CONTINUE_LIMIT_S)
-        except EngineRefusedError:
-            return False
-        return True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while True:
+                    with suppress(EngineRefusedError):
+                        await self._call("PUT", STORAGE_PATH, SAME_STORAGE, limit_s)
+                        return True
+                    await asyncio.sleep(SETTLE_POLL_S)
+        return False
 
     async def release_memory(self, limit_s: float) -> None:
         """Give the memory of weights and KV cache back. Only while nothing generates: SGLang ends

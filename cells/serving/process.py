@@ -59,7 +59,8 @@ class EngineProcess:
         self._process: subprocess.Popen[bytes] = spawn(
             engine_argv(settings), env=environment, log=log, cpus=cpus
         )
-        self._client = EngineClient(settings.url, settings.admin_key)
+        pooled = settings.kv_pool is not None
+        self._client = EngineClient(settings.url, settings.admin_key, pooled=pooled)
         self._closed = False
         self.token_capacity = settings.kv_tokens
         """Tokens of its KV cache; what the server says, once it is ready."""

@@ -111,12 +111,11 @@ class ScriptedEngine:
         delay_s: before the first token of a generation, and before each further chunk.
         hold_after: tokens after which a generation stands still until ``release`` is set.
         fail: what the next requests do instead: ``500``, ``400``, ``drop`` (connection cut where it
-            stands still, or at once) or ``deaf`` (ignores its first abort). ``busy`` refuses the
-            next flush.
+            stands still, or at once) or ``deaf`` (ignores its first abort).
         requests: bodies of all ``/generate`` requests.
         reached: set when a generation stands still.
-        backup: what a flush waits for; None answers at once.
-        flushes: how many were answered.
+        written: whether all pages are; it refuses to attach its storage until then.
+        probes: how often that was asked for.
     """
 
     def __init__(self, script: Script, *, version: int = 0, incremental: bool = False) -> None:
@@ -130,8 +129,8 @@ class ScriptedEngine:
         self.fail: deque[str] = deque()
         self.requests: list[dict[str, Any]] = []
         self.aborts: list[str] = []
-        self.backup: asyncio.Event | None = None
-        self.flushes = 0
+        self.written = True
+        self.probes = 0
         self.url = ""
         self._running: dict[str, _Running] = {}
         self._runner: web.AppRunner | None = None
@@ -140,7 +139,7 @@ class ScriptedEngine:
         app = web.Application(client_max_size=64 << 20)
         app.router.add_post("/generate", self._generate)
         app.router.add_post("/abort_request", self._abort)
-        app.router.add_post("/flush_cache", self._flush)
+        app.router.add_put("/hicache/storage-backend", self._attach)
         self._runner = web.AppRunner(app, shutdown_timeout=0.2)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -163,14 +162,9 @@ class ScriptedEngine:
                 running.aborted.set()
         return web.Response()
 
-    async def _flush(self, request: web.Request) -> web.Response:
-        if self.fail and self.fail[0] == "busy":
-            self.fail.popleft()
-            return web.Response(status=400, text="Another flush_cache is already in progress.")
-        if self.backup is not None:
-            await self.backup.wait()
-        self.flushes += 1
-        return web.Response()
+    async def _attach(self, request: web.Request) -> web.Response:
+        self.probes += 1
+        return web.Response(status=200 if self.written else 400)
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = orjson.loads(await request.read())
