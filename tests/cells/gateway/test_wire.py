@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 
+from cells.gateway import wire as wire_module
 from cells.gateway.wire import Wire
 
 PLAIN = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"
@@ -172,3 +174,15 @@ async def test_nobody_there() -> None:
         url = server.url
     with pytest.raises(OSError):
         await Wire().post(url, "/generate", None, [b"{}"], lambda data: None)
+
+
+async def test_a_loop_that_is_behind_does_not_blame_the_server(monkeypatch) -> None:
+    monkeypatch.setattr(wire_module, "CONNECT_LIMIT_S", 0.02)
+    async with serving() as server:
+        wire = Wire()
+        asking = asyncio.create_task(ask(wire, server))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        time.sleep(0.2)  # noqa: ASYNC251  (this is what is tested)
+        assert await asking == (200, b"", b"hello")
+        wire.close()
