@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from cells.lag import Lag
 from storage.objects import MissingObjectError, Store
 from storage.records import Record
 
@@ -123,6 +124,7 @@ class Daemon:
         self._close = close
         self._address = (host, port)
         self._stop = asyncio.Event()
+        self._lag = Lag(name)
         self.http: Any = "auto"
         """uvicorn's ``http``: which protocol its connections speak."""
         self.app: ASGIApp = Starlette(
@@ -173,9 +175,11 @@ class Daemon:
             )
             await asyncio.to_thread(store.write_record, key, registration)
             self._stop_at_signals()
+            lag = asyncio.create_task(self._lag.watch())
             try:
                 await self._until_stop(serving)
             finally:
+                lag.cancel()
                 self._stop.set()  # from here on nobody may adopt it
                 try:
                     await self._close()
@@ -215,6 +219,8 @@ class Daemon:
                 "incarnation": self.incarnation,
                 "pid": os.getpid(),
                 "lease_left_s": round(self.lease.left_s(), 1),
+                "loop_lag_s": round(self._lag.last_s, 3),
+                "worst_loop_lag_s": round(self._lag.worst_s, 3),
             }
         )
 
