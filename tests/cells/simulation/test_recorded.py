@@ -10,6 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from cells.decisions import Decision
+from cells.scheduler import POLICY_NAMES
 from cells.simulation.compare import policy_for
 from cells.simulation.engine import simulate
 from cells.simulation.recorded import (
@@ -184,7 +185,7 @@ def test_gyre_simulates_a_recorded_run(tmp_path: Path) -> None:
     assert found["recorded"]["wall_s"] == 61
     table = CliRunner().invoke(app, [*arguments[:-1], "--seeds", "1"])
     assert "recorded under colocate: 61.0 s" in " ".join(table.stdout.split())
-    assert set(found["policies"]) == {"colocate", "async", "async_streaming", "elastic"}
+    assert set(found["policies"]) == set(POLICY_NAMES)
     missing = CliRunner().invoke(app, [*arguments[:2], "nothing", *arguments[3:]])
     assert missing.exit_code == 2
     assert "no run 'nothing'" in missing.stderr
