@@ -96,8 +96,6 @@ def engine_argv(settings: EngineSettings) -> list[str]:
             # Everything, and at once: the session may move at any time.
             "hicache-write-policy": "write_through",
             "hicache-storage-prefetch-policy": "wait_complete",
-            # By default it looks for nothing shorter than 256 tokens beyond what it has.
-            "hicache-storage-backend-extra-config": f'{{"prefetch_threshold": {PAGE}}}',
         }
     if settings.ranks > 1:
         flags["tp-size"] = str(settings.ranks)
