@@ -30,7 +30,7 @@ _POLL_S = 1.0
 """Each look costs the server tens of milliseconds."""
 _TRIES = 20
 _HERE = Path(__file__).parent
-_OWN = ("-m prefect", "-m tests.flows.orchestrated")
+_OWN = ("-m prefect", "-m tests.flows.orchestrated", "-m flows.cli serve")
 _SMALL = (
     "model.source=hf_directory",
     "model.context=1024",
