@@ -153,7 +153,7 @@ def test_a_result_of_an_older_version_is_still_read(tmp_path: Path) -> None:
     run = record_run(tmp_path, steps=0)
     key = run.layout.evaluation(0)
     old = json.loads(run.store.read(key))
-    for field in ("samples", "seed", "rewards"):
+    for field in ("samples", "seed", "rewards", "crc"):
         del old[field]
     run.store.write(key, json.dumps(old).encode())
     shown = json.loads(gyre(tmp_path, "show", "recorded", "--json").output)

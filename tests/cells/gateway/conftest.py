@@ -157,9 +157,9 @@ class Bench:
     async def state(self) -> dict:
         return await self.admin("GET", "/admin/state")
 
-    async def until(self, ready: Callable[[dict], bool]) -> dict:
+    async def until(self, ready: Callable[[dict], bool], limit_s: float = LIMIT_S) -> dict:
         """Wait for the gateway's state."""
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(limit_s):
             while not ready(state := await self.state()):  # noqa: ASYNC110  (it is another's)
                 await asyncio.sleep(0.01)
         return state

@@ -86,11 +86,13 @@ class Rig:
         for name in [order.choice(CELLS) for _ in range(count)]:
             if self.over.is_set():
                 return
-            await self.bench.until(lambda state, name=name: state["cells"][name]["in_flight"] > 0)
+            # Sessions come back with their next calls, on a busy machine after a while.
+            await self.bench.until(
+                lambda state, name=name: state["cells"][name]["in_flight"] > 0, 10 * LIMIT_S
+            )
             left = await self.bench.cell(name, self.engines[name], state="leaving", capacity=1000)
             assert (left["live"], left["in_flight"]) == (0, 0)
             await self.bench.cell(name, self.engines[name], capacity=1000)
-            # Sessions come back with their next calls.
             self.switches += 1
         self.over.set()
 
