@@ -44,9 +44,9 @@ KILLS: dict[str, tuple[tuple[str, ...], str]] = {
 }
 
 
-def check(run: Run) -> None:
+def check(run: Run, *, core_lost: bool) -> None:
     """Every execution has one verdict, every micro-step counted once, nothing contradicts."""
-    check_step(run, 0)
+    check_step(run, 0, core_lost=core_lost)
     assert [finding for finding in check_run(run) if finding.is_error] == []
     plan = run.store.read_record(run.layout.step_plan(0), StepPlan)
     for query in plan.queries:
@@ -72,7 +72,7 @@ def test_what_is_killed_is_started_again_and_the_run_goes_on(
     finally:
         site.hold.unlink(missing_ok=True)
     site.wait(train, "COMPLETED")
-    check(site.run(name))
+    check(site.run(name), core_lost=moment == "training")
     assert site.left() == []
     told = "\n".join(path.read_text() for path in Path(site.root).glob("*.log"))
     if victim == "prefect server":

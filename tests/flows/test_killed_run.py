@@ -21,7 +21,7 @@ from storage.records import (
 )
 from storage.run import Run
 from storage.samples import read_group
-from tasks.training.events import LedgerLine, Stepped
+from tasks.training.events import LedgerLine, Restarted, Stepped
 from tests.flows.orchestrated import Orchestrated
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(3000)]
@@ -94,7 +94,11 @@ def check(site: Orchestrated, name: str) -> None:
     assert site.left() == []
 
 
-def check_step(run: Run, step: int) -> None:
+def check_step(run: Run, step: int, *, core_lost: bool = False) -> None:
+    """
+    Args:
+        core_lost: updates that the core made since its checkpoint were made again.
+    """
     plan = step_plan(run, step, 0)
     assert plan.policy_version == step * UPDATES
     for query in plan.queries:
@@ -113,7 +117,12 @@ def check_step(run: Run, step: int) -> None:
     events = [
         decode(line, LedgerLine).event for line in read_journal(run.store, run.layout.ledger(step))
     ]
-    stepped = Counter(event.update for event in events if isinstance(event, Stepped))
+    stepped: Counter[int] = Counter()
+    for event in events:
+        if isinstance(event, Restarted) and core_lost:
+            del stepped[event.update]
+        if isinstance(event, Stepped):
+            stepped[event.update] += 1
     assert stepped == dict.fromkeys(range(UPDATES), 1)
 
 
