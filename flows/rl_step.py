@@ -6,7 +6,9 @@ import time
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
+from uuid import UUID
 
+from httpx import HTTPError
 from prefect import flow, get_run_logger
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
@@ -14,7 +16,7 @@ from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 from prefect.flow_engine import run_flow_sync
 from prefect.futures import PrefectFuture, wait
-from prefect.states import Pending
+from prefect.states import Cancelled, Pending
 from prefect.utilities.annotations import allow_failure
 
 from cells.board import Board
@@ -108,7 +110,21 @@ def run_step(root: str, run_id: str, step: int) -> int:
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(made.id, Pending(), force=True)
         child = client.read_flow_run(made.id)
-    return cast(int, run_flow_sync(rl_step, flow_run=child, parameters=parameters))
+    try:
+        return cast(int, run_flow_sync(rl_step, flow_run=child, parameters=parameters))
+    finally:
+        _give_up_unbegun(made.id)
+
+
+def _give_up_unbegun(flow_run_id: UUID) -> None:
+    """End the run of a step that never began: its caller was paused or cancelled just before.
+
+    As long as it waits it holds its queue's only place, and nothing else would be started.
+    """
+    with suppress(HTTPError), get_client(sync_client=True) as client:
+        state = client.read_flow_run(flow_run_id).state
+        if state is not None and state.is_pending():
+            client.set_flow_run_state(flow_run_id, Cancelled(message="it never began"), force=True)
 
 
 def version_after(run: Run, step: int) -> int | None:

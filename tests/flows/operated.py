@@ -34,7 +34,7 @@ class Operated(Orchestrated):
 
 @contextmanager
 def gyre_served(root: Path, policy: Path) -> Iterator[Operated]:
-    """Start `gyre serve` on a new root and end it as Ctrl-C does; nothing of it may be left."""
+    """Start `gyre serve` on a new root, and end it; nothing of it may be left."""
     (root / "evaluators").mkdir()
     port = free_port()
     argv = [sys.executable, "-m", "flows.cli", "serve", "--root", str(root), "--port", "0"]
@@ -59,7 +59,7 @@ def gyre_served(root: Path, policy: Path) -> Iterator[Operated]:
             }
             yield Operated(api=api, url=ui, root=root, deployments=ids, policy=policy, pages=pages)
     finally:
-        served.send_signal(signal.SIGINT)
+        served.send_signal(signal.SIGTERM)  # a suite in the background ignores SIGINT
         with suppress(subprocess.TimeoutExpired):
             served.wait(timeout=_END_LIMIT_S)
         served.kill()
