@@ -23,11 +23,14 @@ _CHAINED = (
 _FRAME = re.compile(r"^[\s|+-]*")
 _ERROR = re.compile(r"^(?:[A-Za-z_][\w]*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Failure)\b")
 _STAMP = re.compile(r"^(?:\[|\d{4}-\d\d-\d\d|[A-Z]+:\s|[IWEF]\d{4})")
+_TAKEN = re.compile(r"\[Errno 98\] error while attempting to bind .*")
+"""What uvicorn says of a port that is taken, without a traceback; SGLang then asks whoever has the
+port, and leaves a traceback of that."""
 _ENDED_ON_DEMAND = ("KeyboardInterrupt", "SystemExit", "asyncio.exceptions.CancelledError")
 
 _ADVICE: Sequence[tuple[str, str]] = (
     (
-        r"Address already in use|Errno 98\b",
+        r"[Aa]ddress already in use|Errno 98\b",
         "another program has the port: end it, or choose another port (gyre doctor shows which)",
     ),
     (
@@ -78,7 +81,8 @@ def reason(text: str) -> str:
     own = text.rfind(CAN_NOT_START)
     if own >= 0:
         return text[own + len(CAN_NOT_START) :].strip()
-    found = _first_exception(text) or last_line(text)
+    taken = _TAKEN.search(text)
+    found = taken[0] if taken else _first_exception(text) or last_line(text)
     if not found:
         return "it left no word"
     advice = next((what for pattern, what in _ADVICE if re.search(pattern, found)), "")

@@ -11,8 +11,9 @@ from typing import NamedTuple
 import psutil
 import pytest
 
+from cells.ports import free_port
 from cells.serving.flags import EngineSettings
-from cells.serving.process import EngineProcess, free_port
+from cells.serving.process import EngineProcess
 from configs.cells import Device
 from configs.load import load_config
 from storage.run import Run, create_run

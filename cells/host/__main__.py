@@ -21,10 +21,11 @@ from cells.host.exports import MEMORY, Exports
 from cells.host.nodes import Nodes
 from cells.host.replica import ReplicaProcess, replica_settings
 from cells.kv_pool.search import find_pool
+from cells.ports import free_port
 from cells.reason import CAN_NOT_START
 from cells.replica.meeting import use_interface_of
 from cells.serving.flags import EngineSettings
-from cells.serving.process import EngineProcess, free_port
+from cells.serving.process import EngineProcess
 from configs.cells import CellConfig, WeightsBy
 from configs.load import ConfigError
 from storage.objects import StorageError

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from cells.ports import free_port
 from cells.process import end_group, spawn
 from cells.reason import exit_words, last_line, log_since, log_size
 
@@ -51,7 +52,7 @@ class KvPool:
         # Not at the top: it loads RDMA libraries, which only this process needs.
         from mooncake.store import MooncakeDistributedStore
 
-        self.address = f"{host}:{_free_port(host)}"
+        self.address = f"{host}:{free_port(host)}"
         self._log, self._logged = log, log_size(log)
         self._master: subprocess.Popen[bytes] = spawn(
             _master_argv(self.address), env=dict(os.environ), log=log
@@ -108,15 +109,10 @@ def _master_argv(address: str) -> list[str]:
         "rpc_address": host,
         "rpc_port": port,
         "metrics_host": host,
-        "metrics_port": str(_free_port(host)),
+        "metrics_port": str(free_port(host)),
         "default_kv_lease_ttl": str(_LEASE_MS),
         "rpc_thread_num": "2",
         "enable_metric_reporting": "false",
         "logtostderr": "true",
     }
     return [program, *(f"--{name}={value}" for name, value in flags.items())]
-
-
-def _free_port(host: str) -> int:
-    with socket.create_server((host, 0)) as listener:
-        return int(listener.getsockname()[1])

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Sequence
@@ -21,24 +19,7 @@ from cells.serving.engine import Bucket, EngineClient, EngineLateError
 from cells.serving.flags import EngineSettings, engine_argv, engine_environment
 
 END_GRACE_S = 3.0
-PORTS = range(15_000, 32_000)
-PORT_TRIES = 200
 _LOADS = "/dev/shm/sglang_loads_"
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port that is free now, below those that the kernel gives to outgoing connections.
-
-    SGLang can't be given a listening socket and binds only after its imports: a port from the
-    kernel's range could be taken meanwhile by any client on the machine.
-
-    Raises:
-        OSError: none was free in many tries.
-    """
-    for port in random.SystemRandom().sample(PORTS, PORT_TRIES):
-        with suppress(OSError), socket.create_server((host, port)):
-            return port
-    raise OSError(f"no free port on {host} between {PORTS.start} and {PORTS.stop}")
 
 
 class EngineProcess:

@@ -28,7 +28,7 @@ from typing import Any
 
 import psutil
 
-from cells.serving.process import free_port
+from cells.ports import free_port
 from configs.cells import PrefectConfig
 from flows.server import DATABASE_URL, REDIS_URL
 from tests.flows.databases import Service, postgres, redis

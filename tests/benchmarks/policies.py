@@ -22,7 +22,7 @@ from typing import Any
 
 import orjson
 
-from cells.serving.process import free_port
+from cells.ports import free_port
 from cells.simulation.compare import policy_for
 from cells.simulation.engine import simulate
 from cells.simulation.recorded import recorded_times, workload_from_run

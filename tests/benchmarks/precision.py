@@ -25,6 +25,7 @@ import httpx
 import numpy as np
 import torch
 
+from cells.ports import free_port
 from cells.replica.corpus import Document
 from cells.replica.model import start_megatron
 from cells.replica.objective import Targets, load_objective
@@ -33,7 +34,7 @@ from cells.replica.place import Place
 from cells.replica.policy import Policy
 from cells.replica.weights import read_weights
 from cells.serving.flags import EngineSettings
-from cells.serving.process import EngineProcess, free_port
+from cells.serving.process import EngineProcess
 from configs.cells import Device
 from configs.layout import LayoutConfig, Precision
 from configs.training import ObjectiveConfig, RatioReference

@@ -50,6 +50,16 @@ GROUP = """\
     +------------------------------------
 """
 
+TAKEN = """\
+[2026-11-30 10:05:07] ERROR:    [Errno 98] error while attempting to bind on address \
+('127.0.0.1', 15474): address already in use
+[2026-11-30 10:05:07] post-warmup freeze_gc failed
+Traceback (most recent call last):
+  File "/x/sglang/srt/entrypoints/http_server.py", line 2561, in _freeze_gc_after_server_warmup
+    res = requests.post(
+requests.exceptions.ConnectionError: ('Connection aborted.', ConnectionResetError(104, 'reset'))
+"""
+
 INTERRUPTED = """\
 Traceback (most recent call last):
   File "a.py", line 1, in <module>
@@ -118,3 +128,10 @@ def test_ends_in_words() -> None:
     assert exit_words(-signal.SIGTERM) == "was ended by SIGTERM"
     assert "ran out of memory" in exit_words(-signal.SIGKILL)
     assert exit_words(-200) == "was ended by signal 200"
+
+
+def test_a_taken_port_is_the_cause_and_not_what_its_owner_answered() -> None:
+    found = reason(TAKEN)
+    assert "('127.0.0.1', 15474): address already in use" in found
+    assert "choose another port" in found
+    assert "ConnectionError" not in found

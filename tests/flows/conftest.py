@@ -15,7 +15,7 @@ import httpx
 import orjson
 import pytest
 
-from cells.serving.process import free_port
+from cells.ports import free_port
 from storage.run import Run, open_run
 from tests.flows.orchestrated import MARK, Orchestrated, logs, marked_processes, serve
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from cells.serving.process import free_port
+from cells.ports import free_port
 
 _LIMIT_S = 120.0
 _POLL_S = 0.2

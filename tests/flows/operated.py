@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 from playwright.sync_api import Page, sync_playwright
 
-from cells.serving.process import free_port
+from cells.ports import free_port
 from flows.deploy import DEPLOYED
 from tests.flows.orchestrated import LIMIT_S, Orchestrated, environment, logs, marked_processes
 

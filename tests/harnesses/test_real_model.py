@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from cells.gateway.codec import load_codec
+from cells.ports import free_port
 from cells.replica.settings import ReplicaSettings
 from cells.serving.engine import EngineClient
 from cells.serving.flags import EngineSettings
-from cells.serving.process import EngineProcess, free_port
+from cells.serving.process import EngineProcess
 from configs.cells import Device
 from configs.training import ObjectiveConfig
 from storage.objects import Store

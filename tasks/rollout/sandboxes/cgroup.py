@@ -228,10 +228,12 @@ def _enable(place: Path, controllers: Iterable[str]) -> None:
 
 
 def _below(path: Path) -> list[Path]:
-    """Groups below ``path``, then itself: in the order in which they can be removed."""
-    if not path.is_dir():
+    """Groups below ``path``, then itself: in the order in which they can be removed; none when it
+    is gone, which may happen at any time."""
+    try:
+        children = [child for child in path.iterdir() if child.is_dir()]
+    except FileNotFoundError:
         return []
-    children = [child for child in path.iterdir() if child.is_dir()]
     return [found for child in children for found in _below(child)] + [path]
 
 

@@ -14,6 +14,7 @@ import pytest
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
+from cells.ports import free_port
 from cells.process import end_group
 from cells.replica.client import ReplicaClient, ReplicaDeadError
 from cells.replica.errors import ReplicaError
@@ -21,7 +22,6 @@ from cells.replica.frames import pack_frame, receive_frame
 from cells.replica.meeting import TOKEN_VARIABLE, Meeting, join, use_interface_of, welcomed
 from cells.replica.node_ranks import NodeRanks
 from cells.replica.settings import ReplicaSettings
-from cells.serving.process import free_port
 from configs.layout import LayoutConfig
 from storage.objects import Store
 from tests.cells.replica.conftest import MakeFolder, seal_group

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from cells.ports import free_port
 from cells.replica.packing import pack
 from cells.replica.policy import Policy
 from cells.replica.weights import read_weights
 from cells.serving.flags import EngineSettings
-from cells.serving.process import EngineProcess, free_port
+from cells.serving.process import EngineProcess
 from configs.cells import Device
 from tests.cells.replica.conftest import VOCABULARY, MakeFolder
 

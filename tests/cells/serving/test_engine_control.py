@@ -10,13 +10,13 @@ from typing import Any
 import aiohttp
 import pytest
 
+from cells.ports import free_port
 from cells.serving.engine import (
     EngineClient,
     EngineGoneError,
     EngineLateError,
     EngineRefusedError,
 )
-from cells.serving.process import free_port
 from tests.conftest import EngineAddress
 
 pytestmark = pytest.mark.real

@@ -15,8 +15,9 @@ import psutil
 import pytest
 
 from cells.kv_pool.pool import KvPool
+from cells.ports import free_port
 from cells.serving.flags import EngineSettings, engine_argv, engine_environment
-from cells.serving.process import EngineProcess, free_port
+from cells.serving.process import EngineProcess
 from configs.cells import Device
 from tests.conftest import TINY_CONTEXT
 

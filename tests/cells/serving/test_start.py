@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from cells.ports import free_port
 from cells.serving.engine import EngineGoneError
 from cells.serving.flags import EngineSettings, engine_argv, engine_environment
-from cells.serving.process import EngineProcess, free_port
+from cells.serving.process import EngineProcess
 from configs.cells import Device
 
 SETTINGS = EngineSettings(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,20 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+def test_parts_may_vanish_while_a_group_is_taken_away() -> None:
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(20):
+            group = make_group(LIMITS)
+            if group is None:
+                return
+            for _, path in group.places:
+                for part in range(30):
+                    (path / str(part)).mkdir()
+            for ended in [pool.submit(group.end) for _ in range(4)]:
+                ended.result()
+            assert not any(path.exists() for _, path in group.places)
 
 
 def test_processes_and_memory_are_limited() -> None:
