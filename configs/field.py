@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
@@ -23,6 +24,14 @@ class Section(BaseModel):
         if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
             raise ValueError("must be a number or a text, not a switch")
         return value
+
+
+def absolute_path(path: str | None) -> str | None:
+    """A relative path as that of the folder in which the settings are read first: the processes of
+    a run have folders of their own. An address stays as it is."""
+    if path is None or "://" in path:
+        return path
+    return str(Path(path).expanduser().absolute())
 
 
 def setting(

@@ -69,6 +69,12 @@ def load_config(
         raise ConfigError(_explain(path, error, origins)) from None
 
 
+def absolute_source(source: str) -> str:
+    """What means the same in every folder: a preset's name as it is, a file as an absolute path."""
+    path = Path(source)
+    return str(path.absolute()) if path.is_file() else source
+
+
 def dump_config(config: RunConfig) -> str:
     """The configuration as YAML that ``load_config`` reads back to an equal one."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
@@ -77,10 +83,11 @@ def dump_config(config: RunConfig) -> str:
 def _read_chain(source: str | Path) -> tuple[Path, dict[str, Any]]:
     """The settings of a file over those of the preset that it names, and so on down."""
     path, data = _read(source)
-    chain = [path]
+    chain = [path.resolve()]
     below = data.pop("preset", None)
     while below is not None:
-        lower, settings = _read(str(below))
+        found, settings = _read(_beside(chain[-1], str(below)))
+        lower = found.resolve()
         if lower in chain:
             names = " -> ".join(str(file) for file in [*chain, lower])
             raise ConfigError(f"{path}: its presets form a circle: {names}")
@@ -88,6 +95,12 @@ def _read_chain(source: str | Path) -> tuple[Path, dict[str, Any]]:
         below = settings.pop("preset", None)
         data = _merged(settings, data)
     return path, data
+
+
+def _beside(path: Path, below: str) -> str | Path:
+    """A file that another one names is looked for in that one's folder first."""
+    found = path.parent / below
+    return found if found.suffix and found.is_file() else below
 
 
 def _read(source: str | Path) -> tuple[Path, dict[str, Any]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
-from configs.field import Section, setting
+from configs.field import Section, absolute_path, setting
 
 
 class ModelSource(StrEnum):
@@ -101,6 +101,8 @@ class ModelConfig(Section):
         min_length=1,
         max_length=256,
     )
+
+    _absolute = field_validator("path")(absolute_path)
 
     @model_validator(mode="after")
     def _path_fits_source(self) -> ModelConfig:

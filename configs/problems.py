@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
-from configs.field import Section, setting
+from configs.field import Section, absolute_path, setting
 
 
 class SpecRepoConfig(Section):
@@ -88,6 +88,8 @@ class SourceConfig(Section):
         "Leave out problems of these names; * and ? stand for any characters.",
         max_length=10_000,
     )
+
+    _absolute = field_validator("path")(absolute_path)
 
     @model_validator(mode="after")
     def _path_fits_source(self) -> SourceConfig:
@@ -199,6 +201,8 @@ class HarnessConfig(Section):
     tool_timeout_s: float = setting(
         10, "Longest time of one command in the workspace.", unit="seconds", ge=0.1, le=86_400
     )
+
+    _absolute = field_validator("folder")(absolute_path)
 
 
 class ClockKind(StrEnum):

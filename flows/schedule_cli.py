@@ -10,7 +10,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from configs.load import ConfigError, load_config
+from configs.load import ConfigError, absolute_source, load_config
 from flows.console import ConfigOption, ExitCode, RootOption, SetOption, failure, opened
 from flows.roots import absolute_root
 from flows.server import ServerError
@@ -53,7 +53,7 @@ def schedule_train(
         load_config(config, settings or [])
     except ConfigError as error:
         raise failure(error) from None
-    parameters = {"config": config, "overrides": settings or []}
+    parameters = {"config": absolute_source(config), "overrides": settings or []}
     _add("train", name, cron, timezone, parameters, root)
 
 

@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from configs.load import ConfigError, load_config
+from configs.load import ConfigError, absolute_source, load_config
 from configs.run import RunConfig
 from flows.console import (
     ConfigOption,
@@ -109,7 +109,7 @@ def sweep(
         "parameters": [one.model_dump(mode="json") for one in plan.axes],
         "seeds": seeds,
         "parallel": parallel,
-        "config": config,
+        "config": absolute_source(config),
         "overrides": settings or [],
         "from_run": from_run or "",
         "root": where,

@@ -47,7 +47,7 @@ def train(
             settings, and the following are not looked at.
         preset: what the run starts from.
         settings: changes of it.
-        config: path of a YAML file that takes the preset's place.
+        config: absolute path of a YAML file that takes the preset's place.
         overrides: any settings over all these, each `dotted.key=value`.
         root: folder or URL of the storage.
     """

@@ -67,7 +67,7 @@ def sweep(
         parallel: trainings at once; the work pool may allow fewer.
         preset: what all points start from.
         settings: changes of it for all points.
-        config: path of a YAML file that takes the preset's place.
+        config: absolute path of a YAML file that takes the preset's place.
         overrides: any settings over all these, each `dotted.key=value`.
         from_run: a run whose first rollouts and verdicts all points train their first step on, and
             whose settings are the base; for parameters that do not touch rollouts.

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from configs.load import ConfigError, dump_config, load_config
+from configs.load import ConfigError, absolute_source, dump_config, load_config
 from configs.run import RunConfig
 from configs.text import parse
 
@@ -47,6 +47,36 @@ def test_a_file_may_stand_on_a_file_that_stands_on_a_preset(tmp_path: Path) -> N
     top = _file(tmp_path, f"preset: {base}\nseed: 8\n", "top.yaml")
     config = load_config(top, environment={})
     assert (config.seed, config.training.steps, config.name) == (8, 3, "quickstart")
+
+
+def test_files_and_folders_mean_the_same_in_other_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run's processes, and workers of Prefect, have folders of their own."""
+    _file(tmp_path, "preset: smoke\nseed: 7\n", "base.yaml")
+    chosen = "model: {source: hf_directory, path: policy}\nharness: {folder: clients}\n"
+    _file(tmp_path, f"preset: base.yaml\nproblems: {{source: harbor, path: p}}\n{chosen}", "a.yaml")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    there, config = absolute_source("a.yaml"), load_config("a.yaml", environment={})
+    assert absolute_source("smoke") == "smoke"
+    assert config.seed == 7
+    assert config.model.path == str(tmp_path / "policy")
+    assert config.problems.path == str(tmp_path / "p")
+    assert config.harness.folder == str(tmp_path / "clients")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert load_config(there, environment={}).seed == 7
+    assert RunConfig.model_validate(parse(dump_config(config))) == config
+
+
+def test_a_circle_of_files_beside_each_other_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _file(tmp_path, f"preset: ../{tmp_path.name}/second.yaml\n", "first.yaml")
+    _file(tmp_path, f"preset: ../{tmp_path.name}/first.yaml\n", "second.yaml")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="circle"):
+        load_config("first.yaml", environment={})
 
 
 def test_a_circle_of_presets_is_refused(tmp_path: Path) -> None:
