@@ -78,7 +78,7 @@ def measure(run: Run, policy: str, seed: int, short: bool) -> dict[str, Any]:
         "target_tokens": targets,
         "staleness_mean": sum(u.staleness_mean * u.target_tokens for u in updates) / targets,
         "cpu_s": {
-            name: {part: cell[part]["cpu_s"] for part in ("engine", "replica")}
+            name: {part: cell[part]["cpu_s"] for part in ("rollout", "training")}
             for name, cell in cells.items()
         },
         "mooncake": {name: cell["mooncake"] for name, cell in cells.items()},
