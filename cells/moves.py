@@ -108,15 +108,25 @@ class Mover:
         return left.parts | host
 
     def settled_status(self, name: str, limit_s: float) -> dict[str, Any]:
-        """The status of a cell when a switch that is under way, or going back, has ended.
+        """The status of a cell when a switch that is under way, or going back, has ended. A host
+        that is only slow gets a minute to answer.
 
         Raises:
             FencedError: it obeys a newer manager.
             DaemonError: it can't be asked, has failed, or goes on switching.
         """
         deadline = time.monotonic() + limit_s
+        heard = time.monotonic()
         while True:
-            status = self.status(name)
+            try:
+                status = self.status(name)
+            except (FencedError, DaemonGoneError):
+                raise
+            except DaemonError:
+                if time.monotonic() > min(deadline, heard + SILENCE_S):
+                    raise
+                continue
+            heard = time.monotonic()
             if status["role"] in ("rollout", "training"):
                 return status
             if status["role"] == "failed" or time.monotonic() > deadline:

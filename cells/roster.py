@@ -178,8 +178,17 @@ class Roster:
         self._figures.saw_gateway(state)
         for name, cell in self.states.items():
             if self._serves(cell) and (name not in state["cells"] or self._outgrown(name)):
-                self._announce(name)
+                self._tell_again(name)
         return state
+
+    def _tell_again(self, name: str) -> None:
+        """Announce a cell; one whose host or gateway is silent now is announced later."""
+        try:
+            self._announce(name)
+        except FencedError:
+            raise
+        except DaemonError:
+            self._announced.pop(name, None)
 
     def capacity_to_announce(self, name: str) -> int:
         """Places of a cell, as the gateway is going to know them."""

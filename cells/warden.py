@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -13,7 +14,6 @@ import psutil
 from cells.client import DaemonClient, DaemonError
 from cells.daemon import this_machine
 from cells.launch import DaemonSpec, LeaseKeeper, StartError, ensure_daemons
-from storage.errors import StorageError
 from storage.layout import RunLayout
 from storage.objects import Store
 
@@ -36,6 +36,8 @@ class _Past:
     """When, on the monotonic clock."""
     gone_since: float | None = None
     given_up: bool = False
+    start: Future[None] | None = None
+    """Under way; None while none is."""
 
 
 class Warden:
@@ -69,13 +71,38 @@ class Warden:
         self._past = {name: _Past() for name in clients}
         self._closed = threading.Event()
         self._changed = threading.Condition()
+        # One that takes long to start must not hold up the others.
+        self._starts = ThreadPoolExecutor(max(1, len(clients)), thread_name_prefix="restart")
         self._thread = threading.Thread(target=self._run, name="warden", daemon=True)
         self._thread.start()
 
     def close(self, limit_s: float = 30.0) -> None:
         """Start nothing more; a start under way is waited for."""
+        deadline = time.monotonic() + limit_s
         self._closed.set()
         self._thread.join(limit_s)
+        for past in self._past.values():
+            if past.start is not None:
+                wait([past.start], max(0.0, deadline - time.monotonic()))
+        self._starts.shutdown(wait=False, cancel_futures=True)
+
+    def losses(self) -> int:
+        """How often any daemon was started again."""
+        with self._changed:
+            return sum(len(past.restarts) for past in self._past.values())
+
+    def lost_since(self, losses: int, limit_s: float) -> bool:
+        """Whether a daemon was lost since ``losses`` was read, or within ``limit_s`` from now: who
+        is hit by a loss may see it before this does."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            awaited = [name for name, past in self._past.items() if not past.given_up]
+            if self.losses() > losses or not all(map(self.well, awaited)):
+                return True
+            if time.monotonic() > deadline:
+                return False
+            with self._changed:
+                self._changed.wait(WATCH_S)
 
     def restarts(self, name: str) -> int:
         """How often a daemon was started again."""
@@ -104,6 +131,9 @@ class Warden:
             for name, past in self._past.items():
                 if self._closed.is_set():
                     return
+                if past.start is not None and not past.start.done():
+                    continue
+                past.start = None
                 if past.given_up or self.well(name):
                     past.gone_since = None
                     continue
@@ -143,15 +173,22 @@ class Warden:
             return
         if now - past.gone_since < FIRST_PAUSE_S * 2 ** len(recent):
             return
-        spec = next((one for one in self._specs() if one.name == name), None)
-        if spec is None or spec.elsewhere:
-            return
-        past.restarts.append(now)
+        with self._changed:
+            past.restarts.append(now)
         past.gone_since = None
-        self._say(f"{name} has ended: started again, {len(recent) + 1} of {BUDGET} times")
+        past.start = self._starts.submit(self._start, name, len(recent) + 1)
+
+    def _start(self, name: str, number: int) -> None:
+        """In a thread of its own."""
         try:
+            spec = next(one for one in self._specs() if one.name == name)
+            if spec.elsewhere:  # whoever started it there does so again
+                with self._changed:
+                    self._past[name].restarts.pop()
+                return
+            self._say(f"{name} has ended: started again, {number} of {BUDGET} times")
             found = ensure_daemons(self._store, self._layout, [spec], self._keeper, self._say)
-        except (StartError, StorageError, DaemonError) as error:
+        except (RuntimeError, OSError, ValueError, LookupError) as error:
             self._say(f"{name} was not started again: {error}")
             return
         self._clients[name].become(found[name].registration)

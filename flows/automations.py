@@ -17,6 +17,8 @@ from flows.events import EventName
 SILENCE = timedelta(minutes=5)
 """Ten heartbeats of ``gyre serve``. A run that is wrongly taken for dead would have to share its
 cells: a busy machine must have its time."""
+GONE_SILENT = "It sent no heartbeat any more."
+"""Message of the state that such a run gets."""
 _LIFE = "prefect.flow-run.heartbeat"
 _ENDS = (
     "prefect.flow-run.Completed",
@@ -88,7 +90,7 @@ def _silent() -> AutomationCore:
             ChangeFlowRunState(
                 name="Crashed",
                 state=StateType.CRASHED,
-                message="It sent no heartbeat any more.",
+                message=GONE_SILENT,
                 force=True,
             )
         ],

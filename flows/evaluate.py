@@ -17,7 +17,7 @@ from cells.task import manage_cells
 from flows.doctor.preflight import preflight
 from flows.estimates import standard_error
 from flows.held_out import HeldOut
-from flows.hosts import cell_daemon, find_hosts, hosts_of
+from flows.hosts import cell_daemon, find_hosts, hosts_of, kept_hosts
 from flows.progress import evaluation_bar
 from flows.rollouts import in_batches, living, roll_out, runner_for
 from flows.warm_start import warm_start
@@ -101,7 +101,7 @@ def _roll_out_held_out(
 ) -> None:
     run = open_run(root, run_id)
     held_out = HeldOut.of(run, problems, samples, seed)
-    hosts = find_hosts(run)
+    hosts = kept_hosts(run) or find_hosts(run)
     queries = held_out.queries(run, version)
     board = Board(live=living(run, queries), serve_version=version)
     epoch = take_epoch(run.store, run.layout)

@@ -14,6 +14,7 @@ from prefect.exceptions import PrefectException
 from prefect.states import Cancelled, Cancelling
 
 from flows.live import Screen
+from flows.revival import Revival
 from flows.watch import Watch
 from storage.records import Evaluation, UpdateMetrics
 from storage.run import Run
@@ -29,7 +30,7 @@ def follow(flow_run_id: UUID, run: Run, screen: Screen, check: Callable[[], None
     """Show a flow run and what it measures until it has ended, and return its last state.
 
     Ctrl-C cancels the flow run, waits for its end and returns its state; a second one gives up
-    waiting.
+    waiting. One that crashes is run again, a few times.
 
     Args:
         check: called often; raises when what runs the flow has ended.
@@ -37,7 +38,14 @@ def follow(flow_run_id: UUID, run: Run, screen: Screen, check: Callable[[], None
     watch = Watch(run)
     with get_client(sync_client=True) as client:
         try:
-            return watch_until_final(client, flow_run_id, watch, screen, check)
+            return watch_until_final(
+                client,
+                flow_run_id,
+                watch,
+                screen,
+                check,
+                revived=Revival(client, screen.say).see_to,
+            )
         except KeyboardInterrupt:
             screen.say("cancelling: harnesses and cells are being ended (Ctrl-C stops waiting)")
             state = client.read_flow_run(flow_run_id).state
@@ -56,8 +64,12 @@ def watch_until_final(
     screen: Screen,
     check: Callable[[], None],
     limit_s: float | None = None,
+    revived: Callable[[FlowRun], bool] = lambda _: False,
 ) -> State:
     """Show a flow run until it has ended, or for ``limit_s`` seconds; its last state.
+
+    Args:
+        revived: asked about a run that has ended: whether it is going to be run again.
 
     Raises:
         HTTPError, PrefectException: the server was silent for ten minutes.
@@ -78,7 +90,7 @@ def watch_until_final(
             watch.flow_run(name, _began_at(flow_run))
         screen.show(watch.picture())
         late = deadline is not None and time.monotonic() > deadline
-        if state is not None and (state.is_final() or late):
+        if state is not None and (late or (state.is_final() and not server.bears(revived))):
             return state
         check()
         time.sleep(_POLL_S)
@@ -122,6 +134,14 @@ class _Server:
             if now - self._answered > _SILENCE_S:
                 raise
         return self._last
+
+    def bears(self, revived: Callable[[FlowRun], bool]) -> bool:
+        """What ``revived`` says of the last answer; a server that is away is asked again."""
+        assert self._last is not None  # it has a state
+        try:
+            return revived(self._last)
+        except (HTTPError, PrefectException):
+            return True
 
 
 def _began_at(flow_run: FlowRun) -> float | None:

@@ -48,16 +48,23 @@ def serve(
         say(f"pages of runs: {url}")
         with orchestration(config, home_of(root), say) as prefect:
             # Only now: prefect reads where its server is when it is imported.
-            from flows.automations import make_automations
-            from flows.deploy import deploy
+            from prefect.client.orchestration import get_client
+
+            from flows.automations import GONE_SILENT, make_automations
+            from flows.deploy import TAG, deploy
+            from flows.revival import CrashWatch
 
             make_automations(deploy(config.work_pool, root))
             say("ready: Ctrl-C ends the server, the worker and what they run")
             store = Store(root)
-            while not stop.wait(_CHECK_S):
-                prefect.check()
-                for name in tell_new(store):
-                    say(f"new problem set: {name}")
+            with get_client(sync_client=True) as client:
+                # One that is only silent may still be there: a person has to look.
+                crashes = CrashWatch(client, TAG, GONE_SILENT, say)
+                while not stop.wait(_CHECK_S):
+                    prefect.check()
+                    crashes.look()
+                    for name in tell_new(store):
+                        say(f"new problem set: {name}")
 
 
 @contextmanager

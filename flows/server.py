@@ -24,8 +24,9 @@ PARALLEL_RUNS = 1
 """Two runs on one machine would share the cores of its cells."""
 AWAY_S = 600.0
 """How long a server may be away before a run that is under way fails for it."""
-SERVER_RESTARTS = 5
-"""Of a server that was started here and ends, after pauses that double from a second on."""
+RESTARTS = 5
+"""Of a server or a worker that was started here and ends, after pauses that double from a second
+on."""
 CELLS_QUEUE = "cells"
 """Queue of the work pool for flows that take cells; the queue ``default`` is for the others."""
 
@@ -64,7 +65,8 @@ class Orchestration:
     api_url: str
     ui_url: str
     check: Callable[[], None]
-    """Raises ``ServerError`` when a process that was started here has ended."""
+    """Starts again what was started here and has ended; raises ``ServerError`` when it ends again
+    and again."""
     started: tuple[subprocess.Popen[bytes], ...] = ()
     """The processes that were started here."""
     own_server: bool = False
@@ -111,13 +113,16 @@ def orchestration(
                 _close_orphans()
         say(f"Prefect UI: {api_url.removesuffix('/api')}")
         ensure_pool(config.work_pool)
-        worker = _start_worker(config, home)
-        started.append(worker)
-        again = partial(_start_server, config, home, named, say)
+        parts = []
+        if server is not None:
+            again = partial(_start_server, config, home, named, say)
+            parts.append(_Part("the Prefect server", 0, again))
+        parts.append(_Part("the worker", len(started), partial(_start_worker, config, home)))
+        started.append(parts[-1].again())
         yield Orchestration(
             api_url=api_url,
             ui_url=api_url.removesuffix("/api"),
-            check=_Watch(started, server, again, home, say).check,
+            check=_Watch(started, parts, home, say).check,
             started=tuple(started),
             own_server=server is not None,
         )
@@ -127,49 +132,60 @@ def orchestration(
             process.wait()
 
 
+@dataclass
+class _Part:
+    """A process that was started here, and how it is started again."""
+
+    name: str
+    place: int
+    """Among all that were started."""
+    again: Callable[[], subprocess.Popen[bytes]]
+    restarts: int = 0
+    due: float | None = None
+    """When it is started again, on the monotonic clock; None while it runs."""
+
+
 class _Watch:
-    """Of the processes that were started here. A server that ends is started again: its database
-    is on the disk, and what runs goes on without it for minutes. What a worker ran ends with it."""
+    """Of the processes that were started here; one that ends is started again. The database of a
+    server is on the disk, and what runs goes on without it for minutes. What a worker ran ends
+    with it, and is run again by the next one (`flows.revival`)."""
 
     def __init__(
         self,
         started: list[subprocess.Popen[bytes]],
-        server: subprocess.Popen[bytes] | None,
-        again: Callable[[], subprocess.Popen[bytes]],
+        parts: list[_Part],
         home: Path,
         say: Callable[[str], None],
     ) -> None:
         self._started = started
-        self._server = server
-        self._again = again
+        self._parts = parts
         self._home = home
         self._say = say
-        self._restarts = 0
-        self._due: float | None = None
 
     def check(self) -> None:
         """
         Raises:
-            ServerError: the worker has ended, or the server too often.
+            ServerError: one of them has ended too often.
         """
-        for number, process in enumerate(self._started):
+        for part in self._parts:
+            process = self._started[part.place]
             if process.poll() is None:
                 continue
-            if process is not self._server or self._restarts >= SERVER_RESTARTS:
+            if part.restarts >= RESTARTS:
                 raise ServerError(
-                    f"{process.args!r} has ended with code {process.returncode}; its log is in "
-                    f"{self._home}"
+                    f"{part.name} has ended with code {process.returncode} for the "
+                    f"{RESTARTS + 1}th time; its log is in {self._home}"
                 )
-            if self._due is None:
-                self._due = time.monotonic() + 2**self._restarts
-            if time.monotonic() >= self._due:
-                self._restarts += 1
+            if part.due is None:
+                part.due = time.monotonic() + 2**part.restarts
+            if time.monotonic() >= part.due:
+                part.restarts += 1
                 self._say(
-                    f"the Prefect server has ended with code {process.returncode}: started again, "
-                    f"{self._restarts} of {SERVER_RESTARTS} times"
+                    f"{part.name} has ended with code {process.returncode}: started again, "
+                    f"{part.restarts} of {RESTARTS} times"
                 )
-                self._server = self._started[number] = self._again()
-                self._due = None
+                self._started[part.place] = part.again()
+                part.due = None
 
 
 def healthy(api_url: str) -> bool:

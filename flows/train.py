@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
 from prefect import flow, get_run_logger
 from prefect.runtime import flow_run
 
 from cells.checkpoint import latest_checkpoint
+from cells.launch import StartError
 from cells.warden import WINDOW_PAUSES_S
 from configs.load import load_config
 from flows.aftermath import after_evaluation, after_step
@@ -15,7 +20,7 @@ from flows.earlier import close_children
 from flows.evaluate import evaluate_serving
 from flows.form import EMPTY, QUICKSTART, Preset, Settings, overrides_of
 from flows.history import evaluations_of
-from flows.hosts import Hosts, cell_daemon
+from flows.hosts import EXECUTIONS, GATEWAY, Hosts, cell_daemon
 from flows.pause import pause_if_asked
 from flows.report import reported
 from flows.rl_step import run_step, version_after
@@ -24,6 +29,11 @@ from flows.server import await_server
 from storage.hold import hold_run
 from storage.objects import Store
 from storage.run import Run, create_run, open_run
+
+NOTICE_S = 10.0
+"""How much later than whoever fails for it the warden may notice the end of a daemon."""
+
+T = TypeVar("T")
 
 
 @flow(
@@ -59,7 +69,7 @@ def train(
             return run.run_id
         with reported(run, get_run_logger().warning), attempt(root, run) as hosts:
             if run.config.evaluation.before and hosts.core_version() == 0:
-                _evaluate(run, root, 0)
+                _evaluate(run, root, hosts, 0)
             _steps(run, root, hosts)
     return run.run_id
 
@@ -70,38 +80,58 @@ def _steps(run: Run, root: str, hosts: Hosts) -> None:
         version = version_after(run, step)
         if version is None:
             pause_if_asked(run)
-            version = _step(run, root, hosts, step)
+            version = _surviving(
+                run, hosts, f"step {step}", partial(run_step, root, run.run_id, step)
+            )
             after_step(run, step)
         last = step == training.steps - 1
         if last or (every and (step + 1) % every == 0):
-            _evaluate(run, root, version)
+            _evaluate(run, root, hosts, version)
 
 
-def _step(run: Run, root: str, hosts: Hosts, step: int) -> int:
-    """Run a step; when that fails with the loss of the core, again, from the newest checkpoint.
+def _evaluate(run: Run, root: str, hosts: Hosts, version: int) -> None:
+    if version not in evaluations_of(run):
+        _surviving(
+            run, hosts, "the evaluation", lambda: evaluate_serving(root, run.run_id, version)
+        )
+        after_evaluation(run, version)
 
-    How often a core is started again is the warden's to say.
+
+def _surviving(run: Run, hosts: Hosts, what: str, work: Callable[[], T]) -> T:
+    """What ``work`` returns; where it fails with the loss of a daemon, done again when those that
+    it needs are back, a core from the newest checkpoint.
+
+    How often a daemon is started again is the warden's to say.
     """
-    core = cell_daemon(hosts.core)
+    warden = hosts.warden
+    again = False
     while True:
-        warden = hosts.warden
-        lost_before = warden.restarts(core) if warden else 0
+        losses = warden.losses() if warden else 0
         await_server(get_run_logger().warning)
         try:
-            return run_step(root, run.run_id, step)
+            if again:
+                _bring_back(run, hosts)
+            return work()
+        except StartError:
+            raise
         except Exception as error:
-            if warden is None or (warden.well(core) and warden.restarts(core) == lost_before):
+            if warden is None or not warden.lost_since(losses, NOTICE_S):
                 raise
-            get_run_logger().warning("step %d: the core was lost: %s", step, error)
-            warden.wait_well(core, run.config.cells.start_limit_s + WINDOW_PAUSES_S)
-            restore_core(run, hosts, latest_checkpoint(run))
+            get_run_logger().warning("%s: a daemon was lost: %s", what, error)
+            again = True
 
 
-def _evaluate(run: Run, root: str, version: int) -> None:
-    if version not in evaluations_of(run):
-        await_server(get_run_logger().warning)
-        evaluate_serving(root, run.run_id, version)
-        after_evaluation(run, version)
+def _bring_back(run: Run, hosts: Hosts) -> None:
+    """Wait for what no step can do without.
+
+    Raises:
+        StartError: it does not come back.
+    """
+    assert hosts.warden is not None  # somebody starts them
+    limit_s = run.config.cells.start_limit_s + WINDOW_PAUSES_S
+    for name in (GATEWAY, EXECUTIONS, cell_daemon(hosts.core)):
+        hosts.warden.wait_well(name, limit_s)
+    restore_core(run, hosts, latest_checkpoint(run))
 
 
 def _open_or_create(root: str, run_id: str, config: str, overrides: list[str]) -> Run:

@@ -16,8 +16,8 @@ from storage.run import Run
 
 _POLL_S = 3.0
 """Short enough that a cancelled step ends within its grace."""
-_PATIENCE_S = 60.0
-"""How long an execution host may be silent before the group fails."""
+_PATIENCE_S = 180.0
+"""How long an execution host may be silent before the group fails: longer than a new one takes."""
 _LOSSES = 3
 """How often an execution may be lost with its host before the group fails."""
 _ALIVE = ("queued", "running")
@@ -44,7 +44,7 @@ def run_groups(
         stopped: true when the step is over or can't go on; the wait then ends with an error.
 
     Raises:
-        DaemonError: the host refused, or was silent for a minute.
+        DaemonError: the host refused, or was silent for minutes.
         InterruptedError: the step was stopped.
     """
     specs = [
@@ -174,7 +174,7 @@ def _result(run: Run, execution: str) -> ExecutionResult:
 def _patiently(
     call: Callable[[], dict[str, object]], stopped: Callable[[], bool]
 ) -> dict[str, object]:
-    """The answer of ``call``, asked again while the host is silent, for a minute at most."""
+    """The answer of ``call``, asked again while the host is silent, for minutes at most."""
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:

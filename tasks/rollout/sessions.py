@@ -49,7 +49,7 @@ class GatewaySessions:
         patience_s: how long the gateway may be silent; may be changed later.
     """
 
-    def __init__(self, store: Store, layout: RunLayout, patience_s: float = 60.0) -> None:
+    def __init__(self, store: Store, layout: RunLayout, patience_s: float = 180.0) -> None:
         self._store = store
         self._key = layout.host("gateway")
         self.patience_s = patience_s

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from cells.client import DaemonGoneError
+from cells.launch import StartError
 from cells.roster import NoCellsError
 from flows import server
-from flows.server import SERVER_RESTARTS, ServerError
+from flows.server import RESTARTS, ServerError
 from storage.run import Run
 
 
@@ -26,11 +28,15 @@ def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
         process.wait()
 
 
-def test_a_server_that_ends_is_started_again_and_a_worker_is_not(
-    processes: list[subprocess.Popen[bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_server_and_a_worker_that_end_are_started_again(
+    processes: list[subprocess.Popen[bytes]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: int,
 ) -> None:
     hours = itertools.count(0.0, 3600.0)
-    monkeypatch.setattr(server.time, "monotonic", lambda: next(hours))
+    monkeypatch.setattr("flows.server.time.monotonic", lambda: next(hours))
 
     def start() -> subprocess.Popen[bytes]:
         processes.append(subprocess.Popen(["sleep", "600"]))
@@ -38,79 +44,126 @@ def test_a_server_that_ends_is_started_again_and_a_worker_is_not(
 
     told: list[str] = []
     started = [start(), start()]
-    watch = server._Watch(started, started[0], start, tmp_path, told.append)
+    parts = [server._Part("the server", 0, start), server._Part("the worker", 1, start)]
+    watch = server._Watch(started, parts, tmp_path, told.append)
     watch.check()
     assert told == []
-    for number in range(1, SERVER_RESTARTS + 1):
-        started[0].kill()
-        started[0].wait()
+    other = started[1 - place]
+    for number in range(1, RESTARTS + 1):
+        started[place].kill()
+        started[place].wait()
         watch.check()
-        assert started[0].poll() is None
-        assert told[-1].endswith(f"code -9: started again, {number} of {SERVER_RESTARTS} times")
-    started[0].kill()
-    started[0].wait()
-    with pytest.raises(ServerError, match="has ended with code -9"):
+        assert started[place].poll() is None
+        assert told[-1] == (
+            f"{parts[place].name} has ended with code -9: started again, {number} of 5 times"
+        )
+    started[place].kill()
+    started[place].wait()
+    with pytest.raises(ServerError, match=f"{parts[place].name} has ended with code -9 for the 6t"):
         watch.check()
-    started[0] = start()
-    watch = server._Watch(started, started[0], start, tmp_path, told.append)
-    started[1].kill()
-    started[1].wait()
-    with pytest.raises(ServerError, match="has ended with code -9"):
-        watch.check()
+    assert started[1 - place] is other
 
 
 class _Warden:
-    """Of a core that is lost ``losses`` times."""
+    """Of daemons of which one is lost in each of the first ``lost`` tries."""
 
-    def __init__(self, losses: int) -> None:
-        self.losses = losses
+    def __init__(self, lost: int) -> None:
+        self.lost = lost
+        self.tries = 0
         self.waited: list[str] = []
 
-    def restarts(self, name: str) -> int:
-        return len(self.waited)
+    def losses(self) -> int:
+        return self.tries
 
-    def well(self, name: str) -> bool:
-        return len(self.waited) >= self.losses
+    def lost_since(self, losses: int, limit_s: float) -> bool:
+        return losses < self.lost
 
     def wait_well(self, name: str, limit_s: float) -> None:
         self.waited.append(name)
 
 
-@pytest.mark.parametrize("losses", [0, 1, 2])
-def test_a_step_goes_on_from_the_newest_checkpoint_when_the_core_was_lost(
-    run_store: Run, monkeypatch: pytest.MonkeyPatch, losses: int
+@pytest.fixture
+def restored(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Checkpoints that a core was given."""
+    from flows import train
+
+    found: list[Any] = []
+    monkeypatch.setattr(train, "await_server", lambda say: None)
+    monkeypatch.setattr(train, "restore_core", lambda *given: found.append(given[-1]))
+    monkeypatch.setattr(train, "get_run_logger", lambda: SimpleNamespace(warning=print))
+    return found
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_what_fails_with_the_loss_of_a_daemon_is_done_again(
+    run_store: Run, restored: list[Any], lost: int
 ) -> None:
     from flows import train
 
-    warden = _Warden(losses)
-    restored: list[Any] = []
+    warden = _Warden(lost)
 
-    def run_step(*_: Any) -> int:
-        if len(warden.waited) < losses:
+    def work() -> int:
+        warden.tries += 1
+        if warden.tries <= lost:
             raise NoCellsError("the core has failed")
         return 7
 
-    monkeypatch.setattr(train, "run_step", run_step)
-    monkeypatch.setattr(train, "await_server", lambda say: None)
-    monkeypatch.setattr(train, "restore_core", lambda *given: restored.append(given[-1]))
-    monkeypatch.setattr(train, "get_run_logger", lambda: SimpleNamespace(warning=print))
     hosts: Any = SimpleNamespace(core="a", warden=warden)
-    assert train._step(run_store, "root", hosts, 0) == 7
-    assert warden.waited == ["cell-a"] * losses
-    assert restored == [None] * losses, "there is no checkpoint yet"
+    assert train._surviving(run_store, hosts, "step 0", work) == 7
+    assert warden.waited == ["gateway", "executions", "cell-a"] * lost
+    assert restored == [None] * lost, "there is no checkpoint yet"
 
 
-def test_a_step_that_fails_for_another_reason_fails(
-    run_store: Run, monkeypatch: pytest.MonkeyPatch
+def test_a_core_that_is_lost_again_while_it_is_restored_is_waited_for_again(
+    run_store: Run, restored: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from flows import train
 
-    def run_step(*_: Any) -> int:
+    warden = _Warden(2)
+    done: list[str] = []
+
+    def lost() -> None:
+        warden.tries += 1
+        if warden.tries <= 2:
+            raise DaemonGoneError("cell-a: gone")
+
+    monkeypatch.setattr(train, "restore_core", lambda *_: lost())
+    hosts: Any = SimpleNamespace(core="a", warden=warden)
+
+    def work() -> None:
+        done.append("begun")
+        lost()
+
+    train._surviving(run_store, hosts, "step 0", work)
+    assert done == ["begun", "begun"] and warden.tries == 4
+
+
+def test_what_fails_for_another_reason_fails(run_store: Run, restored: list[Any]) -> None:
+    from flows import train
+
+    def work() -> int:
         raise ValueError("of the step's own")
 
-    monkeypatch.setattr(train, "run_step", run_step)
-    monkeypatch.setattr(train, "await_server", lambda say: None)
-    monkeypatch.setattr(train, "get_run_logger", lambda: SimpleNamespace(warning=print))
     hosts: Any = SimpleNamespace(core="a", warden=_Warden(0))
     with pytest.raises(ValueError, match="own"):
-        train._step(run_store, "root", hosts, 0)
+        train._surviving(run_store, hosts, "step 0", work)
+
+
+def test_what_does_not_come_back_ends_the_run(
+    run_store: Run, restored: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flows import train
+
+    warden = _Warden(100)
+
+    def gone(name: str, limit_s: float) -> None:
+        raise StartError(f"{name} has ended and did not come back")
+
+    monkeypatch.setattr(warden, "wait_well", gone)
+
+    def work() -> int:
+        raise NoCellsError("the core has failed")
+
+    hosts: Any = SimpleNamespace(core="a", warden=warden)
+    with pytest.raises(StartError, match="did not come back"):
+        train._surviving(run_store, hosts, "step 0", work)

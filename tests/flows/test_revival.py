@@ -1,0 +1,104 @@
+"""Which crashed flow runs are run again, and how often that is asked for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from httpx import ConnectError
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.states import Completed, Crashed
+
+from flows.revival import LOOK_EVERY_S, PATIENCE_S, RETRIES, SETTLE_S, CrashWatch, Revival
+
+
+class _Server:
+    """Takes requests for retries; its runs stay as they are."""
+
+    def __init__(self, *runs: FlowRun) -> None:
+        self.runs = runs
+        self.asked: list[tuple[Any, str]] = []
+        self.away = False
+
+    def set_flow_run_state(self, flow_run: Any, state: State[Any]) -> None:
+        if self.away:
+            raise ConnectError("away")
+        assert state.is_scheduled()
+        self.asked.append((flow_run, str(state.name)))
+
+    def read_flow_runs(self, **_: Any) -> tuple[FlowRun, ...]:
+        if self.away:
+            raise ConnectError("away")
+        return self.runs
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    now = SimpleNamespace(s=1000.0)
+    monkeypatch.setattr("flows.revival.time.monotonic", lambda: now.s)
+    return now
+
+
+def crashed(attempt: int, message: str = "exited") -> FlowRun:
+    return FlowRun(
+        id=uuid4(),
+        flow_id=uuid4(),
+        name="train x",
+        run_count=attempt,
+        state=Crashed(message=message),
+    )
+
+
+def test_a_crashed_run_is_run_again_a_few_times(clock: SimpleNamespace) -> None:
+    told: list[str] = []
+    server: Any = _Server()
+    seen = Revival(server, told.append)
+    found = crashed(1)
+    for attempt in range(1, RETRIES + 1):
+        assert seen.see_to(found.model_copy(update={"run_count": attempt}))
+        clock.s += SETTLE_S
+    assert not seen.see_to(found.model_copy(update={"run_count": RETRIES + 1}))
+    assert server.asked == [(found.id, "AwaitingRetry")] * RETRIES
+    assert told[0] == "flow run train x has crashed (exited): it is run again, 1 of 3 times"
+    assert len(told) == RETRIES
+
+
+def test_a_retry_that_the_worker_took_back_is_asked_for_again(clock: SimpleNamespace) -> None:
+    told: list[str] = []
+    server: Any = _Server()
+    seen, found = Revival(server, told.append), crashed(1)
+    for _ in range(3):
+        assert seen.see_to(found)
+        clock.s += SETTLE_S / 2
+    assert len(server.asked) == 2 and len(told) == 1
+    clock.s += PATIENCE_S
+    assert not seen.see_to(found), "nobody runs it"
+
+
+def test_what_did_not_crash_or_never_began_is_left(clock: SimpleNamespace) -> None:
+    server: Any = _Server()
+    seen = Revival(server, lambda _: None)
+    assert not seen.see_to(crashed(0))
+    assert not seen.see_to(crashed(1).model_copy(update={"state": Completed()}))
+    assert server.asked == []
+
+
+def test_a_watch_leaves_old_and_silent_runs_and_bears_a_server_that_is_away(
+    clock: SimpleNamespace,
+) -> None:
+    old = crashed(1)
+    server: Any = _Server()
+    watch = CrashWatch(server, "gyre", "It sent no heartbeat", lambda _: None)
+    silent, killed = crashed(1, "It sent no heartbeat any more."), crashed(1)
+    server.runs = (old, silent, killed)
+    watch.look()
+    assert server.asked == [], "it is not time yet"
+    clock.s += LOOK_EVERY_S
+    server.away = True
+    watch.look()
+    server.away = False
+    clock.s += LOOK_EVERY_S
+    watch.look()
+    assert server.asked == [(killed.id, "AwaitingRetry")]
