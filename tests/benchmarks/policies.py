@@ -51,6 +51,8 @@ def train(root: Path, policy: str, seed: int, short: bool) -> dict[str, Any]:
             f"rollout.queries={config.rollout.queries // updates}",
         ]
     name = f"{policy}-{'short-' if short else ''}{seed}"
+    if (root / "runs" / name / "run.json").exists():  # of an earlier call with this root
+        return measure(open_run(str(root), name), policy, seed, short)
     command = [sys.executable, "-m", "flows.cli", "train", "--config", str(WORKLOAD)]
     command += ["--name", name, "--root", str(root)]
     for setting in (*settings, f"prefect.port={free_port()}"):
@@ -122,7 +124,11 @@ def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3, help="runs of each policy")
-    parser.add_argument("--root", type=Path, help="keep the runs in this folder")
+    parser.add_argument(
+        "--root",
+        type=Path,
+        help="keep the runs in this folder; those that are whole there are not made again",
+    )
     given = parser.parse_args()
     root = given.root or Path(tempfile.mkdtemp(prefix="gyre-policies-"))
     root.mkdir(parents=True, exist_ok=True)
