@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from cells.progress import Progress
 from cells.scheduler import Role, TrainingWork
+
+_NAMED = 4
+"""Executions that a hang is told with; the others are counted."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,8 @@ class Board:
         self._serve_version = serve_version
         self._next_version: int | None = None
         self._changed = threading.Condition()
+        self.progress = Progress()
+        """What moved last, and who waits for what."""
         self._live = set(live)
         self._work = TrainingWork(expected=expected)
         self._began = time.monotonic()
@@ -50,6 +56,7 @@ class Board:
         self._settled = -1
         self._error: BaseException | None = None
         self._stopped = False
+        self._tell_live()
 
     @property
     def serve_version(self) -> int:
@@ -79,6 +86,7 @@ class Board:
                 )
             self._serve_version = version
             self._live.update(executions)
+            self._tell_live()
             self._note()
 
     @property
@@ -126,6 +134,8 @@ class Board:
             if execution not in self._live:
                 return
             self._live.remove(execution)
+            self.progress.did("rollout", f"{execution} ended")
+            self._tell_live()
             # Between, the manager's own interval does: a decision for each of hundreds of
             # executions would only ask every daemon for its state again.
             if not self._live:
@@ -136,6 +146,8 @@ class Board:
 
     def set_work(self, work: TrainingWork) -> None:
         with self._changed:
+            if work != self._work:
+                self.progress.did("training", f"{work.expected} micro-steps are left")
             self._work = work
             self._note()
 
@@ -173,6 +185,8 @@ class Board:
         to do, with no cell switching; -1 while there is something."""
         switching = any(cell.role is Role.SWITCHING for cell in cells.values())
         with self._changed:
+            if _roles(cells) != _roles(self._cells):
+                self.progress.did("cells", _roles(cells))
             self._cells = dict(cells)
             self._settled = settled
             if switching and self._switching_since is None:
@@ -244,7 +258,19 @@ class Board:
                 )
             self.wait_change(0.5)
 
+    def _tell_live(self) -> None:
+        some = ", ".join(sorted(self._live)[:_NAMED])
+        self.progress.waits("rollout", f"{len(self._live)} executions: {some}" * bool(self._live))
+
     def _note(self) -> None:
         """Something the manager may have to act on has changed; the lock is held."""
         self._asked += 1
         self._changed.notify_all()
+
+
+def _roles(cells: Mapping[str, CellState]) -> str:
+    """What each cell does, in words."""
+    return ", ".join(
+        f"{cell.name} {cell.role}" + (f" to {cell.target}" if cell.target else "")
+        for cell in cells.values()
+    )

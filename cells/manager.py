@@ -91,6 +91,8 @@ class Manager:
             core=core, board=board, mover=self._mover, figures=self._figures, log=self._log
         )
         self._moving: dict[str, _Moving] = {}
+        self._answered = (0, 0)
+        """Calls and tokens of the gateway up to now."""
         self._workers = ThreadPoolExecutor(len(cells), thread_name_prefix="switch")
 
     def run(self) -> None:
@@ -126,10 +128,26 @@ class Manager:
         gateway = self._roster.gateway_state()
         snapshot = self._snapshot(gateway)
         self._levels.note(snapshot, gateway["tokens_out"])
+        self._tell(gateway)
         for move in [*self._roster.renewals(), *self._policy.decide(snapshot)]:
             if move.cell_id not in self._moving:
                 self._begin(move)
         self._board.set_cells(self._roster.states, settled=-1 if self._moving else asked)
+
+    def _tell(self, gateway: dict[str, Any]) -> None:
+        """What the gateway and the moves are at, for who looks for a hang."""
+        progress, done = self._board.progress, (gateway["calls"], gateway["tokens_out"])
+        if done != self._answered:
+            progress.did("gateway", f"{done[0]} calls answered, {done[1]} tokens")
+        self._answered = done
+        cells = ", ".join(
+            f"{name} {cell['state']} with {cell['in_flight']} calls of {cell['live']} executions"
+            for name, cell in gateway["cells"].items()
+        )
+        waiting = f"{gateway['waiting']} executions wait for a place" * bool(gateway["waiting"])
+        progress.waits("gateway", "; ".join(filter(None, (cells, waiting))))
+        moves = [f"{name} to {moving.move.to}" for name, moving in self._moving.items()]
+        progress.waits("moves", ", ".join(moves))
 
     def _snapshot(self, gateway: dict[str, Any]) -> Snapshot:
         live, serve, seen = self._board.live, self._board.serve_version, gateway["cells"]

@@ -174,6 +174,15 @@ class CellsConfig(Section):
     start_limit_s: float = setting(
         300, "Longest start of an engine or a replica.", unit="seconds", ge=10, le=7200
     )
+    progress_limit_s: float = setting(
+        3600,
+        "A step or an evaluation in which nothing moves for so long is ended with what each part "
+        "waits for: no token is sampled, and no execution, evaluation, micro-step or switch ends. "
+        "To be longer than the longest tool call of a harness.",
+        unit="seconds",
+        ge=1,
+        le=604_800,
+    )
     lease_s: float = setting(
         120,
         "A daemon whose lease nobody renews for this long ends itself.",

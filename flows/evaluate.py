@@ -13,6 +13,7 @@ from cells.board import Board
 from cells.checkpoint import find_checkpoint, latest_checkpoint
 from cells.client import DaemonClient, DaemonError
 from cells.epoch import take_epoch
+from cells.progress import ended_when_silent
 from cells.task import manage_cells
 from flows.doctor.preflight import preflight
 from flows.estimates import standard_error
@@ -110,9 +111,14 @@ def _roll_out_held_out(
         board.wait_serving(run.config.cells.switch_limit_s)
         temperature = run.config.evaluation.temperature
         batches = in_batches(queries, BATCH)
-        with evaluation_bar(run, version, queries, board):
+        limit_s = run.config.cells.progress_limit_s
+        with (
+            evaluation_bar(run, version, queries, board),
+            ended_when_silent(board.progress, limit_s, board.fail),
+        ):
             scored = roll_out(run, root, hosts, board, batches, version, temperature)
             wait([score for _, score in scored if score is not None])
+            board.check()
     finally:
         board.stop()
         manager.wait()

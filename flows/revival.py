@@ -20,7 +20,7 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import PrefectException
 from prefect.states import AwaitingRetry
 
-RETRIES = 3
+RETRIES = 5
 """Of one flow run. What ends a flow again and again is no accident."""
 SETTLE_S = 10.0
 """A worker reports a crash twice, seconds apart, and its second report takes a retry back that

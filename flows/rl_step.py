@@ -23,6 +23,7 @@ from cells.board import Board
 from cells.checkpoint import CheckpointError, prune_checkpoints, save_checkpoint
 from cells.client import DaemonClient, DaemonError
 from cells.epoch import take_epoch
+from cells.progress import ended_when_silent
 from cells.task import manage_cells, policy_of
 from configs.training import StaleKind
 from flows.attempt import attempt, first_undone, turn
@@ -166,7 +167,11 @@ def _run(run: Run, root: str, hosts: Hosts, step: int) -> int:
         root, run.run_id, step, groups, epoch, board, feed, hosts.cells, hosts.core
     )
     try:
-        with step_bar(run, step, plan.queries, board):
+        limit_s = run.config.cells.progress_limit_s
+        with (
+            step_bar(run, step, plan.queries, board),
+            ended_when_silent(board.progress, limit_s, board.fail),
+        ):
             board.wait_serving(run.config.cells.switch_limit_s)
             _roll_out_and_build(run, root, hosts, board, plan, feed)
             feed.close()

@@ -71,12 +71,17 @@ def _failure(run: Run, query: QueryPlan, execution: str, attempt: int, board: Bo
     with evaluators(run.config.scoring.parallel):
         if board.stopped:
             return None
+        evaluator = f"evaluator of {execution}"
+        board.progress.waits(evaluator, "its end")
         try:
             score(run.store, run.layout, run.config, execution, query.problem_id, attempt=attempt)
         except EvaluatorError as error:
             if attempt >= run.config.scoring.retries:
                 give_up(run, execution, query.query_id, error)
             return str(error)
+        finally:
+            board.progress.waits(evaluator, "")
+            board.progress.did("scoring", f"{execution} was evaluated")
     return None
 
 

@@ -51,6 +51,10 @@ class Crew:
     def busy(self, replica: str) -> bool:
         return any(replica in names for _, names in self._running.values())
 
+    def jobs(self) -> list[Job]:
+        """Those under way."""
+        return [job for job, _ in self._running.values()]
+
     def idle(self) -> bool:
         return not self._running
 

@@ -37,6 +37,7 @@ class Round:
             gradient is brought to the core, and then it is left alone.
         report: called with the work that is left whenever that may have changed.
         held: called as often with the replicas that are busy, or whose gradient is not at the core.
+        waits: called as often with what training waits for, in words.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Round:
         members: Callable[[], Mapping[str, Replica]],
         report: Callable[[TrainingWork], None],
         held: Callable[[frozenset[str]], None],
+        waits: Callable[[str], None],
     ) -> None:
         self._budget = config.training.micro_step_tokens
         self._patience_s = config.cells.start_limit_s + config.cells.switch_limit_s
@@ -61,6 +63,7 @@ class Round:
         self._look = members
         self._report = report
         self._held = held
+        self._waits = waits
         self._seen: dict[str, Replica] = {}
         self._satellites = Satellites()
         self._descriptor: dict[str, Any] | None = None
@@ -277,4 +280,14 @@ class Round:
                 f"update {self._update} waits for a core to train: none for "
                 f"{self._patience_s:g} s; replicas there now: {', '.join(self._look()) or 'none'}"
             )
+        self._waits(self._awaited())
         self._feed.wait(_LOOK_EVERY_S)
+
+    def _awaited(self) -> str:
+        """What has to happen before the update under way goes on."""
+        found = [f"{job.kind} on {job.replica}" for job in self._crew.jobs()]
+        if missing := self._arrivals.missing():
+            found.append(f"{missing} groups to be sealed")
+        if self._core(self._look()) is None:
+            found.append("the core to be in training")
+        return f"update {self._update}: {', '.join(found) or 'work for who is there'}"

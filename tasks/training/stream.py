@@ -48,6 +48,7 @@ def train_stream(
     on_update: Callable[[UpdateMetrics], None] = lambda _: None,
     report: Callable[[TrainingWork], None] = lambda _: None,
     held: Callable[[frozenset[str]], None] = lambda _: None,
+    waits: Callable[[str], None] = lambda _: None,
 ) -> tuple[UpdateMetrics, ...]:
     """Train the updates of a step, also those that an earlier attempt left undone.
 
@@ -66,6 +67,7 @@ def train_stream(
         held: called often with the replicas that it still needs: busy ones, and those with a
             gradient that is not at the core yet. It gives nothing to one that was no member when it
             last looked, so that a replica that is in neither may be put to sleep.
+        waits: called often with what it waits for, in words.
 
     Returns:
         The records of all updates of the step.
@@ -106,6 +108,7 @@ def train_stream(
             members=replicas,
             report=report,
             held=held,
+            waits=waits,
         )
         run = _Step(store, layout, config, step, ledger, arrivals, spent)
         core = rounds.wait_for_core()

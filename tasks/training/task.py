@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
@@ -84,6 +85,7 @@ def train_stream(
             on_update=updated,
             report=report,
             held=board.set_held,
+            waits=partial(board.progress.waits, "training"),
         )
     except BaseException as error:
         board.fail(error)

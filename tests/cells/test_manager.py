@@ -82,7 +82,10 @@ class FakeGateway:
             self.cells[name] = body["state"]
         if method == "DELETE":
             self.cells.pop(name, None)
-        return {"cells": {cell: {"live": 0} for cell in self.cells}, "tokens_out": 7}
+        cells = {
+            name: {"live": 0, "in_flight": 0, "state": told} for name, told in self.cells.items()
+        }
+        return {"cells": cells, "waiting": 0, "calls": 1, "tokens_out": 7}
 
 
 class Rig:

@@ -11,70 +11,35 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from flows.fsck.check import check_run
-from flows.replay import replay
-from storage.layout import execution_id
-from storage.records import ExecutionOutcome, ExecutionResult, StepPlan
+from flows.replay import ReplayError, replay, trained_updates
+from storage.errors import StorageError
+from storage.records import ExecutionOutcome, ExecutionResult, RecordError, StepDone
 from storage.run import Run, open_run
+from tests.chaos.afflictions import afflict, drawn, left_running, scratch_folders
 from tests.flows.conftest import start_gyre
-from tests.flows.orchestrated import logs, marked_processes
+from tests.flows.orchestrated import logs
 
 NAME = "chaos"
-CELLS = ("a", "b", "c")
-STEP_MINUTES = 1.5
-"""About as long as a step of the quickstart takes with the faults, on two cores."""
-STOP_S = 15.0
 TOLERANCE = 1e-3
-END_LIMIT_S = 1800.0
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What is done to which process."""
-
-    name: str
-    words: tuple[str, ...]
-    """Of its command line."""
-    below: tuple[str, ...] = ()
-    """It is a child of the process with these words; itself when empty."""
-    stop_s: float = 0.0
-    """Stopped for so long instead of killed."""
-
-
-FAULTS = (
-    Fault("gateway killed", ("cells.gateway.server",)),
-    Fault("execution host killed", ("tasks.rollout.host",)),
-    *(Fault(f"cell host {c} killed", ("-m cells.host", f"cell-{c}")) for c in CELLS),
-    *(
-        Fault(f"SGLang of {c} killed", ("-m cells.host", f"cell-{c}"), ("cells.serving.launch",))
-        for c in CELLS
-    ),
-    *(
-        Fault(f"replica of {c} killed", ("-m cells.host", f"cell-{c}"), ("cells.replica.worker",))
-        for c in CELLS
-    ),
-    Fault("Prefect server killed", ("prefect server start",)),
-    Fault("Prefect server stopped", ("prefect server start",), stop_s=STOP_S),
-    Fault("gateway stopped", ("cells.gateway.server",), stop_s=STOP_S),
-    Fault("execution host stopped", ("tasks.rollout.host",), stop_s=STOP_S),
-    *(
-        Fault(f"cell host {c} stopped", ("-m cells.host", f"cell-{c}"), stop_s=STOP_S)
-        for c in CELLS
-    ),
+BEGIN_LIMIT_S = 1800.0
+END_LIMIT_S = 3600.0
+CLEAN_LIMIT_S = 60.0
+SETTINGS = (
+    "cells.cells=[{name: a, core: true}, {name: b}, {name: c}]",
+    # A machine that is busy with the start of one part after the other is no fault of a harness.
+    "rollout.limit_s=1800",
 )
 
 
@@ -87,60 +52,51 @@ class Report:
     """Seconds since the start, and the fault's name; without those whose process was not there."""
     exit_code: int | None = None
     wrong: list[str] = field(default_factory=list)
+    executions: int = 0
+    """With exactly one verdict each, those of evaluations included."""
+    steps: int = 0
+    updates: int = 0
+    micro_steps: int = 0
     difference: float | None = None
+    """Of a replay, over the weights' change."""
     seconds: float = 0.0
     output: str = ""
-
-
-def afflict(root: Path, fault: Fault) -> bool:
-    """Do it; False when there is no such process now."""
-    found = [process for process, line in marked_processes(root) if _has(line, fault.words)]
-    if fault.below:
-        children: list[psutil.Process] = []
-        for process in found:
-            with suppress(psutil.Error):
-                children += process.children(recursive=True)
-        found = [child for child in children if _has(_line(child), fault.below)]
-    for process in found:
-        with suppress(psutil.Error):
-            process.send_signal(signal.SIGSTOP if fault.stop_s else signal.SIGKILL)
-    if found and fault.stop_s:
-        time.sleep(fault.stop_s)
-        for process in found:
-            with suppress(psutil.Error):
-                process.send_signal(signal.SIGCONT)
-    return bool(found)
 
 
 def run_chaos(
     root: Path, *, minutes: float, every_s: float, seed: int, settings: tuple[str, ...] = ()
 ) -> Report:
-    """A run of about so many minutes with a fault every ``every_s`` seconds, and the checks."""
-    drawn, report = random.Random(seed), Report(seed)
-    cells = ", ".join(f"{{name: {c}{', core: true' * (c == 'a')}}}" for c in CELLS)
-    steps = max(2, round(minutes / STEP_MINUTES))
-    chosen = (f"cells.cells=[{cells}]", f"training.steps={steps}", *settings)
-    options = [part for setting in chosen for part in ("--set", setting)]
+    """A run with a fault every ``every_s`` seconds for so many minutes, or until it ends, and the
+    checks of what it left."""
+    report = Report(seed)
+    options = [part for setting in (*SETTINGS, *settings) for part in ("--set", setting)]
     began = time.monotonic()
-    log = root / "gyre.log"
     command = start_gyre(root, "train", "--config", "quickstart", "--name", NAME, *options)
     assert command.stdout is not None
     os.set_blocking(command.stdout.fileno(), False)
     said: list[str] = []
+    scratch: set[str] = set()
 
     def ended() -> bool:
         with suppress(BlockingIOError, TypeError):
             said.append(command.stdout.read() or "")  # type: ignore[union-attr]
         return command.poll() is not None
 
-    _wait(lambda: ended() or (root / "runs" / NAME / "steps" / "00000").exists(), END_LIMIT_S)
-    until = time.monotonic() + 60 * minutes
-    while not ended() and time.monotonic() < until:
-        _wait(ended, every_s)
-        fault = drawn.choice(FAULTS)
-        if command.poll() is None and afflict(root, fault):
-            report.faults.append((round(time.monotonic() - began, 1), fault.name))
-            print(f"{report.faults[-1]}", file=sys.stderr, flush=True)
+    first = root / "runs" / NAME / "steps" / "00000"
+    _wait(lambda: ended() or first.exists(), BEGIN_LIMIT_S)
+    due, chosen = time.monotonic(), drawn(seed)
+    until = due + 60 * minutes
+    while not ended() and due + every_s < until:
+        due += every_s
+        _wait(ended, due - time.monotonic())
+        scratch |= scratch_folders(root)
+        while command.poll() is None:
+            fault = next(chosen)
+            at = round(time.monotonic() - began, 1)
+            if afflict(root, fault):
+                report.faults.append((at, fault.name))
+                print(report.faults[-1], file=sys.stderr, flush=True)
+                break
     _wait(ended, END_LIMIT_S)
     if command.poll() is None:
         command.send_signal(signal.SIGTERM)
@@ -148,61 +104,68 @@ def run_chaos(
         _wait(ended, 120)
     ended()
     report.exit_code, report.seconds = command.poll(), round(time.monotonic() - began, 1)
-    report.output = "".join(said)[-4000:]
-    log.write_text("".join(said))
-    left = [line for _, line in marked_processes(root)]
+    left = left_running(root, scratch, CLEAN_LIMIT_S)
     report.wrong += [f"left running: {line}" for line in left]
+    report.output = "".join(said)[-4000:]
+    (root / "gyre.log").write_text("".join(said))
     if report.exit_code != 0:
         report.wrong.append(f"gyre train ended with {report.exit_code}")
-    with suppress(FileNotFoundError):
-        report.wrong += wrong_with(open_run(str(root), NAME))
-        found = replay(open_run(str(root), NAME), say=lambda _: None)
-        if found.difference is not None:
-            report.difference = found.difference.share
-        if report.difference is None or report.difference > TOLERANCE:
-            report.wrong.append(f"a replay differs by {report.difference}")
+    try:
+        check(open_run(str(root), NAME), report)
+    except (StorageError, RecordError, ReplayError) as error:
+        report.wrong.append(str(error))
     return report
 
 
-def wrong_with(run: Run) -> list[str]:
-    """Contradictions in storage, and executions that our side did not bring to an end."""
-    found = [f"{one.kind} {one.key}: {one.text}" for one in check_run(run) if one.is_error]
-    outcomes: Counter[str] = Counter()
+def check(run: Run, report: Report) -> None:
+    """Hold against each other what the run has stored, and train its samples again."""
+    report.wrong += [f"{one.kind} {one.key}: {one.text}" for one in check_run(run) if one.is_error]
+    report.wrong += wrong_executions(run)
+    report.executions = len(run.store.children("runs/" + NAME + "/executions"))
     for step in range(run.config.training.steps):
-        if not run.store.exists(run.layout.step_plan(step)):
+        key = run.layout.step_done(step)
+        if not run.store.exists(key):
+            report.wrong.append(f"step {step} is not done")
             continue
-        for query in run.store.read_record(run.layout.step_plan(step), StepPlan).queries:
-            for member in range(query.group_size):
-                name = execution_id(query.query_id, member)
-                key = run.layout.execution_result(name)
-                if not run.store.exists(key):
-                    found.append(f"{name}: no result")
-                    continue
-                result = run.store.read_record(key, ExecutionResult)
-                outcomes[result.outcome.value] += 1
-                if result.outcome is ExecutionOutcome.HOST_FAILED:
-                    found.append(f"{name}: {result.detail}")
-                verdicts = run.store.children(run.layout.verdicts(name))
-                if len(verdicts) != 1:
-                    found.append(f"{name}: {len(verdicts)} verdicts")
-    print(dict(outcomes), file=sys.stderr)
-    return found
+        report.steps += run.store.read_record(key, StepDone).step == step
+    updates = trained_updates(run)
+    report.updates = len(updates)
+    report.micro_steps = sum(len(one.micro_steps) for one in updates)
+    for step in {one.step for one in updates}:
+        samples = Counter(
+            sample
+            for one in updates
+            if one.step == step
+            for micro_step in one.micro_steps
+            for sample in micro_step.samples
+        )
+        twice = [f"step {step}: {name} counts {n} times" for name, n in samples.items() if n > 1]
+        report.wrong += twice
+    difference = replay(run, say=lambda _: None).difference
+    report.difference = None if difference is None else difference.share
+    if report.difference is None or report.difference > TOLERANCE:
+        report.wrong.append(f"a replay differs by {report.difference}")
+
+
+def wrong_executions(run: Run) -> Iterator[str]:
+    """Those that did not come to an end of their own, or have not exactly one verdict."""
+    for name in run.store.children("runs/" + NAME + "/executions"):
+        verdicts = run.store.children(run.layout.verdicts(name))
+        if len(verdicts) != 1:
+            yield f"{name}: {len(verdicts)} verdicts"
+        key = run.layout.execution_result(name)
+        if not run.store.exists(key):
+            yield f"{name}: no result"
+            continue
+        result = run.store.read_record(key, ExecutionResult)
+        if result.outcome is not ExecutionOutcome.COMPLETED or result.exit_code:
+            yield f"{name}: {result.outcome}, exit code {result.exit_code}: {result.detail}"
 
 
 def _wait(ready: Callable[[], bool], limit_s: float) -> None:
     deadline = time.monotonic() + limit_s
     while not ready() and time.monotonic() < deadline:
         time.sleep(0.5)
-
-
-def _has(line: str, words: tuple[str, ...]) -> bool:
-    return all(word in line for word in words)
-
-
-def _line(process: psutil.Process) -> str:
-    with suppress(psutil.Error):
-        return " ".join(process.cmdline())
-    return ""
 
 
 def main() -> None:

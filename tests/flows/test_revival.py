@@ -61,7 +61,7 @@ def test_a_crashed_run_is_run_again_a_few_times(clock: SimpleNamespace) -> None:
         clock.s += SETTLE_S
     assert not seen.see_to(found.model_copy(update={"run_count": RETRIES + 1}))
     assert server.asked == [(found.id, "AwaitingRetry")] * RETRIES
-    assert told[0] == "flow run train x has crashed (exited): it is run again, 1 of 3 times"
+    assert told[0] == "flow run train x has crashed (exited): it is run again, 1 of 5 times"
     assert len(told) == RETRIES
 
 
