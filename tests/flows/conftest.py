@@ -77,7 +77,7 @@ def orchestrated(
 @pytest.fixture(scope="session")
 def operated(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operated]:
     """`gyre serve`, whose runs have stand-ins for engines and replicas."""
-    from tests.flows.operated import gyre_served  # only now: it brings prefect and a browser
+    from tests.flows.operated import gyre_served  # only now: it brings prefect
 
     with gyre_served(tmp_path_factory.mktemp("operated"), tiny_policy) as site:
         yield site

@@ -1,4 +1,4 @@
-"""`gyre serve` as a person runs it, with stand-ins for engines and replicas, and a browser."""
+"""`gyre serve` as a person runs it, with stand-ins for engines and replicas."""
 
 from __future__ import annotations
 
@@ -6,21 +6,17 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from playwright.sync_api import Page, sync_playwright
 
 from cells.ports import free_port
 from flows.deploy import DEPLOYED
 from tests.flows.orchestrated import LIMIT_S, Orchestrated, environment, logs, marked_processes
 
-CHROMIUM = "/usr/bin/chromium"
-UI_LIMIT_MS = 180_000
 _END_LIMIT_S = 120
 
 
@@ -77,21 +73,3 @@ def _until_ready(served: subprocess.Popen[str], root: Path) -> str:
         if line.startswith("ready"):
             return pages
     raise AssertionError(logs(root))
-
-
-@contextmanager
-def browser_page(width: int = 1280, height: int = 1600) -> Iterator[Page]:
-    """A page of Debian's Chromium."""
-    with sync_playwright() as play, tempfile.TemporaryDirectory() as folder:
-        context = play.chromium.launch_persistent_context(
-            folder,
-            executable_path=CHROMIUM,
-            args=["--no-sandbox"],
-            viewport={"width": width, "height": height},
-        )
-        try:
-            page = context.new_page()
-            page.set_default_timeout(UI_LIMIT_MS)
-            yield page
-        finally:
-            context.close()

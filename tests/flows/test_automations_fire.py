@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -18,7 +20,7 @@ from storage.layout import RunLayout
 from storage.objects import Store
 from storage.run import Run
 from tests.flows.operated import Operated
-from tests.flows.orchestrated import light, marked_processes
+from tests.flows.orchestrated import environment, light, marked_processes
 
 pytestmark = [pytest.mark.real, pytest.mark.long, pytest.mark.timeout(3000)]
 
@@ -29,9 +31,19 @@ SILENCE_S = 45.0
 
 @pytest.fixture(scope="module")
 def site(operated: Operated) -> Iterator[Operated]:
-    """The server with its automations switched on as a person does in the UI, and off again."""
-    for name in (EVALUATE, PAUSE, PROBLEMS):
-        operated.automation(name, enabled=True)
+    """The server with its automations switched on by the command of the documents, and off again
+    as a person does in the UI."""
+    words = ["deploy", "--evaluate-steps", "--pause-on-alarm", "--train-on-problems"]
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli", *words, "--root", str(operated.root)],
+        env=environment(operated.root) | {"PREFECT_API_URL": f"{operated.url}/api"},
+        cwd=operated.root,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(f"automation {name}: on" in done.stdout for name in (EVALUATE, PAUSE, PROBLEMS))
     yield operated
     for name in (EVALUATE, PAUSE, PROBLEMS):
         operated.automation(name, enabled=False)

@@ -11,11 +11,14 @@ from pathlib import Path
 
 import orjson
 import pytest
+from typer.testing import CliRunner
 
 from configs.load import ConfigError, load_config
 from flows.cell_host import await_run, cell_of
+from flows.cli import app
+from flows.console import ExitCode
 from flows.history import updates_of
-from storage.run import Run, open_run
+from storage.run import Run, create_run, open_run
 from tasks.sampling.group import read_calls
 from tasks.warm_start.build import policy_key
 from tests.flows.conftest import FinishedRun, finish, start_gyre
@@ -140,6 +143,17 @@ def test_hosts_started_once_and_waited_for_the_next_attempt(spread: Spread) -> N
         assert said.count("starting for attempt 1, version 0") == 1, said
         assert "attempt 1 is over" in said
         assert spread.codes[cell] == 130
+
+
+def test_the_agent_of_a_further_machine_waits_for_an_attempt(tmp_path: Path) -> None:
+    cell = "{name: a, core: true, address: 10.0.0.1, nodes: [10.0.0.2]}"
+    config = load_config("smoke", [f"cells.cells=[{cell}]", "cells.layout.tensor=2"])
+    create_run(str(tmp_path), "two", config)
+    words = ["host", "two", "a", "--node", "1", "--root", str(tmp_path), "--wait", "1"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0 and "cell a: no attempt has wanted it for 1 s" in done.output
+    words[4] = "2"
+    assert CliRunner().invoke(app, words).exit_code == ExitCode.BAD_INPUT
 
 
 def test_a_host_is_only_for_a_cell_that_is_elsewhere(run_store: Run) -> None:

@@ -4,7 +4,6 @@ a run, the button that cancels one, a sweep with its page, schedules, deployment
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,74 +12,39 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-import yaml
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Page, expect
 
 from flows.plan import step_plan
 from flows.step_page import artifact_key
 from flows.sweep.plan import SweepPlan, plan_key
-from flows.sweep.results import Results, read_results
+from flows.sweep.results import Results, read_results, results_value
 from flows.sweep.share import find_shared
 from storage.run import Run
 from storage.samples import read_header
-from tests.flows.operated import UI_LIMIT_MS, Operated, browser_page
+from tests.flows.browser import (
+    UI_LIMIT_MS,
+    browser_page,
+    field,
+    made,
+    picture,
+    press,
+    start_from_form,
+)
+from tests.flows.operated import Operated
 from tests.flows.orchestrated import environment, light
 
 pytestmark = [pytest.mark.real, pytest.mark.long, pytest.mark.timeout(3000)]
 
 ROOT = Path(__file__).parents[2]
-FORMED, HELD, SWEEP = "formed", "held", "caps"
+FORMED, HELD, SWEEP, TYPED = "formed", "held", "caps", "typed"
 EXECUTIONS = 8
 CAPS = ("1", "2", "5", "none")
-PICTURES = os.environ.get("GYRE_TEST_PICTURES")
-"""A folder for screenshots, for whoever wants to look at them."""
 
 
 @pytest.fixture(scope="module")
 def page() -> Iterator[Page]:
     with browser_page() as page:
         yield page
-
-
-def picture(page: Page, name: str) -> None:
-    if PICTURES:
-        page.screenshot(path=str(Path(PICTURES) / f"{name}.png"))
-
-
-def field(page: Page, name: str) -> Locator:
-    """The input below a label of a form; the last of its name."""
-    label = page.locator(".schema-form-property__label", has_text=name).last
-    around = label.locator("xpath=ancestor::div[contains(@class, 'p-label ')][1]")
-    return around.locator("textarea, input").first
-
-
-def start_from_form(site: Operated, page: Page, run_id: str) -> str:
-    """Fill the form of `train` with a file's name and a setting of its own; the flow run's id."""
-    path = site.root / "light.yaml"
-    config = light(site)
-    config["training"] = {"steps": 4, "updates_per_step": 1}
-    path.write_text(yaml.safe_dump(config))
-    address = f"{site.url}/deployments/deployment/{site.deployments['train']}/run"
-    page.goto(address, wait_until="domcontentloaded")
-    field(page, "run_id (Optional)").fill(run_id)
-    field(page, "config (Optional)").fill(str(path))
-    field(page, "Steps (Optional)").fill("1")
-    field(page, "run_id (Optional)").scroll_into_view_if_needed()
-    picture(page, f"form-{run_id}")
-    page.get_by_role("button", name="Submit").click()
-    return made(site, f"train {run_id}")
-
-
-def made(site: Operated, name: str) -> str:
-    """Wait for the flow run of that name; its id."""
-    found: list[str] = []
-
-    def there() -> bool:
-        found.extend(site.flow_runs(name))
-        return bool(found)
-
-    site.until(there, f"flow run {name}")
-    return found[0]
 
 
 @dataclass(frozen=True)
@@ -93,7 +57,7 @@ class Formed:
 
 @pytest.fixture(scope="module")
 def formed(operated: Operated, page: Page) -> Formed:
-    flow_run = start_from_form(operated, page, FORMED)
+    flow_run = start_from_form(operated, page, FORMED, light(operated))
     operated.wait(flow_run, "COMPLETED")
     return Formed(operated.run(FORMED), flow_run)
 
@@ -163,7 +127,7 @@ def cancelled(operated: Operated, page: Page) -> str:
     run."""
     operated.hold.touch()
     try:
-        flow_run = start_from_form(operated, page, HELD)
+        flow_run = start_from_form(operated, page, HELD, light(operated))
         operated.wait(flow_run, "RUNNING")
         operated.until(lambda: operated.steps(HELD), "the first step")
         press(operated, page, flow_run, "Cancel", "Confirm")
@@ -171,16 +135,6 @@ def cancelled(operated: Operated, page: Page) -> str:
     finally:
         operated.hold.unlink()
     return flow_run
-
-
-def press(site: Operated, page: Page, flow_run: str, button: str, confirm: str) -> None:
-    """A button of a flow run's page, and the one of the dialog that it opens."""
-    page.goto(f"{site.url}/runs/flow-run/{flow_run}", wait_until="domcontentloaded")
-    page.get_by_role("button", name=button, exact=True).first.click()
-    dialog = page.locator(".p-modal__card").get_by_role("button", name=confirm, exact=True)
-    expect(dialog.last).to_be_visible(timeout=UI_LIMIT_MS)
-    picture(page, button.lower())
-    dialog.last.click()
 
 
 def test_the_button_cancels_a_run(cancelled: str, operated: Operated) -> None:
@@ -278,7 +232,13 @@ def test_the_page_of_a_sweep_shows_its_points(swept: Swept, operated: Operated, 
 
 
 COMMANDS = (
-    ("deploy", "--env", "AWS_SECRET_ACCESS_KEY={{ prefect.blocks.secret.gyre-s3 }}"),
+    ("train", "--config", "light.yaml", "--name", TYPED, "--seed", "5",
+     "--set", "training.steps=1"),
+    ("evaluate", TYPED, "--version", "1", "--problems", "2", "--samples", "2", "--json"),
+    ("sweep", SWEEP, "--param", f"trajectory.cap={','.join(CAPS)}", "--seeds", "2",
+     "--from-run", FORMED, "--json"),
+    ("deploy", "--work-pool", "other",
+     "--env", "AWS_SECRET_ACCESS_KEY={{ prefect.blocks.secret.gyre-s3 }}"),
     ("schedule", "train", "weekly", "--cron", "0 2 * * 6", "--config", "light.yaml"),
     ("schedule", "evaluate", "nightly", "--run", FORMED, "--cron", "0 3 * * *",
      "--timezone", "Europe/Berlin"),
@@ -297,12 +257,12 @@ from flows.cli import app
 lines = []
 for words in json.loads(sys.argv[1]):
     done = CliRunner().invoke(app, words)
-    lines.append([words[:2], done.exit_code, done.stdout])
+    lines.append([" ".join(words[:2]), done.exit_code, done.stdout])
 print(json.dumps(lines))
 """
 
 
-def test_commands_of_the_documents_work_on_the_server(formed: Formed, operated: Operated) -> None:
+def test_commands_of_the_documents_work_on_the_server(swept: Swept, operated: Operated) -> None:
     """All in one process: each would load Prefect anew."""
     root = ("--root", str(operated.root))
     env = environment(operated.root) | {"PREFECT_API_URL": f"{operated.url}/api"}
@@ -317,9 +277,17 @@ def test_commands_of_the_documents_work_on_the_server(formed: Formed, operated: 
     assert done.returncode == 0, done.stderr
     lines = json.loads(done.stdout)
     assert [code for _, code, _ in lines] == [0] * len(COMMANDS), lines
-    schedules = {one["name"]: one for one in json.loads(lines[3][2])}
+    printed = {words: output for words, _, output in lines}
+    assert operated.run(TYPED).config.seed == 5
+    typed = json.loads(printed[f"evaluate {TYPED}"])
+    assert (typed["problems"], typed["samples"]) == (2, 2)
+    assert [one["policy"] for one in typed["versions"]] == ["1"]
+    again = json.loads(printed[f"sweep {SWEEP}"])
+    assert again == json.loads(json.dumps(results_value(swept.results))), "all of it was done"
+    schedules = {one["name"]: one for one in json.loads(printed["schedule list"])}
     assert schedules["nightly"]["timezone"] == "Europe/Berlin"
     assert schedules["weekly"]["cron"] == "0 2 * * 6"
+    assert schedules["weekly"]["parameters"]["config"] == str(operated.root / "light.yaml")
     answer = operated.api.get("/deployments/name/train/train").json()
     assert answer["job_variables"]["env"]["AWS_SECRET_ACCESS_KEY"].startswith("{{ prefect.blocks")
     assert not answer["schedules"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -115,6 +117,18 @@ def test_the_page_needs_nothing_else(run: Run) -> None:
         assert f"<h2>{heading}</h2>" in own
     assert "excluded: no verdict" in own and "+0.188" in own
     assert "rollout:" in own  # the settings
+
+
+@pytest.mark.timeout(600)
+def test_the_script_of_the_documents_makes_pictures(run: Run, tmp_path: Path) -> None:
+    """As Debian's Chromium shows the page, light and dark, and the live table."""
+    script = Path(__file__).parents[2] / "scripts" / "pictures.py"
+    words = [run.run_id, "--root", run.store.url, "--out", str(tmp_path)]
+    subprocess.run([sys.executable, str(script), *words], check=True, timeout=500)
+    light, dark = (tmp_path / f"report-{theme}.png" for theme in ("light", "dark"))
+    assert light.read_bytes()[:4] == dark.read_bytes()[:4] == b"\x89PNG"
+    assert light.read_bytes() != dark.read_bytes()
+    assert f"gyre train {run.run_id}" in (tmp_path / "live.svg").read_text().replace("&#160;", " ")
 
 
 @pytest.mark.parametrize("steps", [0, 2])

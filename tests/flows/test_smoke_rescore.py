@@ -6,7 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from flows.cli import app
+from flows.console import ExitCode
 from flows.plan import step_plan
 from storage.layout import execution_id
 from storage.run import Run, open_run
@@ -53,3 +56,7 @@ def test_verdicts_are_added_and_what_was_trained_stays(
     for name in members(run, 1):
         assert len(run.store.children(run.layout.verdicts(name))) == 1
     assert sealed(run) == groups
+    failed = ("rescore", run.run_id, "--step", "0", "--state", "excluded", "--reason", "evaluator")
+    nothing = CliRunner().invoke(app, [*failed, "--root", str(root)])
+    assert nothing.exit_code == ExitCode.BAD_INPUT
+    assert "no preserved execution is like that" in nothing.output

@@ -16,20 +16,30 @@ from flows.cli import app
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 GYRE = get_command(app)
-_LINE = re.compile(r"^(?:    |\t)?(?:[A-Z_]+=\S+ )*(?:\S*/)?gyre (.*)$")
+_LINE = re.compile(r"^(?:srun (?:--\S+ )*)?(?:[A-Z_]+=\S+ )*(?:\S*/)?gyre (.*?)(?: &)?$")
+_SHELL = ("sh", "bash", "console")
 _SPAN = re.compile(r"`(?:[A-Z_]+=\S+ )*gyre ([^`]+)`")
 
 
 def commands(page: Path) -> Iterator[str]:
     """What follows ``gyre`` in code blocks and in code spans of a page."""
-    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
-    for line in text.splitlines():
-        if line.startswith("    "):
+    for block, line in lines(page.read_text(encoding="utf-8")):
+        if block:
             for part in line.split(";"):
                 if found := _LINE.match(part.strip()):
                     yield found.group(1)
-        for found in _SPAN.finditer(line):
-            yield found.group(1)
+        else:
+            yield from (found.group(1) for found in _SPAN.finditer(line))
+
+
+def lines(text: str) -> Iterator[tuple[bool, str]]:
+    """Whether a line is one that a shell is given, or text; lines of other blocks are left out."""
+    fence: str | None = None
+    for line in text.replace("\\\n", " ").splitlines():
+        if line.startswith("```"):
+            fence = None if fence else line.strip("` ") or "text"
+        elif fence is None or fence in _SHELL:
+            yield fence is not None or line.startswith("    "), line
 
 
 def unknown(text: str) -> set[str]:

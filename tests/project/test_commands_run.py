@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -21,27 +22,34 @@ from tests.flows.recorded import record_run
 from tests.project.test_commands import PAGES, ROOT, commands
 
 ELSEWHERE = {
-    "train": "tests/flows/conftest.py",
-    "train --resume": "tests/flows/test_resumed_run.py",
-    "serve": "tests/flows/orchestrated.py",
-    "deploy": "tests/flows/test_operated.py",
-    "schedule": "tests/flows/test_operated.py",
-    "sweep": "tests/flows/test_operated.py",
-    "evaluate": "tests/flows/test_runs_cli.py",
-    "rescore": "tests/flows/test_smoke_rescore.py",
-    "doctor": "tests/flows/doctor/test_doctor_cli.py",
-    "harness": "tests/tasks/rollout/test_clients.py",
-    "export": "tests/flows/test_export_cli.py",
-    "fsck": "tests/chaos/test_fsck.py",
-    "replay": "tests/flows/test_smoke_replay.py",
-    "inspect": "tests/flows/test_inspections.py",
-    "samples": "tests/flows/test_inspections.py",
-    "simulate": "tests/cells/simulation/test_commands.py",
-    "plan": "tests/cells/simulation/test_commands.py",
+    "train": (
+        "tests/flows/conftest.py",
+        "tests/flows/test_cells_elsewhere.py",
+        "tests/flows/test_operated.py",
+    ),
+    "train --resume": ("tests/flows/test_resumed_run.py",),
+    "serve": ("tests/flows/operated.py",),
+    "deploy": ("tests/flows/test_operated.py", "tests/flows/test_automations_fire.py"),
+    "schedule": ("tests/flows/test_operated.py",),
+    "sweep": ("tests/flows/test_operated.py",),
+    "evaluate": ("tests/flows/test_operated.py", "tests/flows/test_runs_cli.py"),
+    "rescore": ("tests/flows/test_smoke_rescore.py",),
+    "doctor": ("tests/flows/doctor/test_doctor_cli.py",),
+    "harness": ("tests/tasks/rollout/test_clients.py",),
+    "export": ("tests/flows/test_export_cli.py",),
+    "fsck": ("tests/chaos/test_fsck.py",),
+    "host": ("tests/flows/test_cells_elsewhere.py",),
+    "replay": ("tests/flows/test_smoke_replay.py",),
+    "inspect": ("tests/flows/test_inspections.py",),
+    "samples": ("tests/flows/test_inspections.py",),
+    "simulate": (
+        "tests/cells/simulation/test_commands.py",
+        "tests/cells/simulation/test_alternatives.py",
+        "tests/cells/simulation/test_recorded.py",
+    ),
+    "plan": ("tests/cells/simulation/test_commands.py", "tests/flows/test_layout_plan.py"),
 }
-"""Commands that need a server, a real run, downloads or minutes, and the file that runs them."""
-NOWHERE = {"host": "joins a run of several machines"}
-"""Commands that no test runs as a command, and why."""
+"""Commands that need a server, a real run, downloads or minutes, and the files that run them."""
 RUN = "first"
 _PLACES = {
     "<run>": RUN,
@@ -59,14 +67,20 @@ def plain(text: str) -> list[str]:
     return [_PLACES.get(word, word) for word in shlex.split(line)]
 
 
-def elsewhere(words: list[str]) -> str | None:
-    """The file that runs a command; None when it is run here."""
+def elsewhere(words: list[str]) -> tuple[str, ...]:
+    """The files that run a command; none when it is run here."""
     if words[0] == "sweep" and {"--check", "--show"} & set(words):
-        return None
-    for option in (word for word in words if word.startswith("--")):
+        return ()
+    for option in options(words):
         if found := ELSEWHERE.get(f"{words[0]} {option}"):
             return found
-    return ELSEWHERE.get(words[0])
+    return ELSEWHERE.get(words[0], ())
+
+
+def options(words: list[str]) -> list[str]:
+    """The options of a command; brackets say that one may be left out."""
+    plain = (word.strip("[]").partition("=")[0] for word in words)
+    return [word for word in plain if word.startswith("--")]
 
 
 def written() -> Iterator[tuple[str, list[str]]]:
@@ -74,13 +88,12 @@ def written() -> Iterator[tuple[str, list[str]]]:
     for page in PAGES:
         for text in commands(page):
             words = plain(text)
-            complete = len(words) > 1 or words[0] in ("runs", "doctor")
-            if complete and words[0] not in NOWHERE:
+            if len(words) > 1 or words[0] in ("runs", "doctor"):
                 yield page.name, words
 
 
-HERE = sorted({tuple(words) for _, words in written() if elsewhere(words) is None})
-NAMED = {elsewhere(words) for _, words in written()} - {None}
+HERE = sorted({tuple(words) for _, words in written() if not elsewhere(words)})
+THERE = sorted({tuple(words) for _, words in written() if elsewhere(words)})
 
 
 @pytest.fixture(scope="module")
@@ -117,13 +130,26 @@ def test_a_command_of_a_page_ends_well(words: tuple[str, ...], folder: Path) -> 
     assert done.output.strip()
 
 
-@pytest.mark.parametrize("file", sorted(one for one in NAMED if one))
-def test_a_file_that_is_said_to_run_a_command_names_it(file: str) -> None:
-    text = (ROOT / file).read_text(encoding="utf-8")
-    for words, named in ELSEWHERE.items():
-        if named == file:
-            assert all(re.search(rf"\b{re.escape(part.strip('-'))}\b", text)
-                       for part in words.split()), words  # fmt: skip
+@pytest.mark.parametrize("words", THERE, ids=" ".join)
+def test_a_command_is_run_with_all_its_options_by_the_files_that_are_named(
+    words: tuple[str, ...],
+) -> None:
+    text = "".join((ROOT / file).read_text("utf-8") for file in elsewhere(list(words)))
+    assert f'"{words[0]}"' in text
+    assert [one for one in options(list(words)) if f'"{one}"' not in text] == []
+
+
+def settings_of(words: tuple[str, ...]) -> list[str]:
+    """What follows ``--set``."""
+    return [after for word, after in pairwise(words) if word == "--set"]
+
+
+@pytest.mark.parametrize("words", [one for one in THERE if "--set" in one], ids=" ".join)
+def test_settings_that_a_page_gives_a_command_are_accepted(
+    words: tuple[str, ...], folder: Path
+) -> None:
+    config = words[words.index("--config") + 1] if "--config" in words else "quickstart"
+    assert load_config(config, settings_of(words))
 
 
 def test_every_exit_code_is_in_the_documents_and_comes_up(folder: Path) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 
 import pytest
 
-from tests.project.test_commands import PAGES, ROOT
+from tests.project.test_commands import PAGES, ROOT, lines
 
 RUN_BY = {
     "make": "tests/project/test_targets.py",
@@ -17,6 +18,8 @@ RUN_BY = {
     "prefect work-pool create k8s": "tests/flows/test_operated.py",
     "prefect flow-run retry": "tests/flows/test_operated.py",
     "python scripts/smollm2.py": "tests/smollm.py",
+    "prefect server": "tests/flows/test_servers.py",
+    "python scripts/pictures.py": "tests/flows/test_report.py",
     "python -m prefect.engine": "tests/flows/orchestrated.py",
     "python -m pytest": "tests/project/test_targets.py",
 }
@@ -24,16 +27,14 @@ RUN_BY = {
 NOT_RUN = {
     "python -m tests.benchmarks": "minutes to hours; here, that they take these options",
     "python scripts/gpu_check.py": "needs a GPU",
-    "python scripts/pictures.py": "a browser, and a run to look at: it made the pictures",
     "python -c": "here, by itself",
     "python3.11 -m venv gpu": "the packages of a GPU",
     "pip install": "a registry; what is installed is pinned and compared by test_environment.py",
-    "apt-get install": "changes the machine; scripts/setup.sh does it with the same packages",
+    "apt-get install": "changes the machine; here, that scripts/setup.sh does it with the same",
     "su postgres": "changes the machine's database; tests/flows/databases.py makes one of its own",
     "docker": "no container engine",
     "srun": "no Slurm",
     "tensorboard": "a package that is no part of Gyre; its files are read by test_tracking.py",
-    "prefect server": "tests/flows/test_scaled_server.py starts one on the same databases",
     "prefect worker start": "gyre serve starts one, in tests/flows/test_operated.py",
     "prefect work-pool create docker": "the worker of another package",
     "prefect work-pool create slurm": "as for Docker",
@@ -47,16 +48,12 @@ _SPAN = re.compile(rf"`(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?((?:{_PROGRAMS}) [^`]+)`
 
 def others(text: str) -> Iterator[str]:
     """Commands of a page's code blocks and code spans, each line's parts by themselves."""
-    fence: str | None = None
-    for line in text.replace("\\\n", " ").splitlines():
-        if line.startswith("```"):
-            fence = None if fence else line.strip("` ") or "text"
-            continue
-        if fence in ("sh", "bash", "console") or (fence is None and line.startswith("    ")):
+    for block, line in lines(text):
+        if block:
             for part in re.split(r"; | && | & ", line.strip()):
                 if found := _COMMAND.match(part):
                     yield found.group(1)
-        elif fence is None:
+        else:
             yield from (found.group(1) for found in _SPAN.finditer(line))
 
 
@@ -85,6 +82,18 @@ def test_the_line_of_python_prints_what_it_is_about() -> None:
         timeout=120,
     )
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
+
+
+def test_extras_that_pages_install_are_there() -> None:
+    named = {extra for _, one in FOUND for extra in re.findall(r"gyre-rl\[(\w+)\]", one)}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert named == set(project["optional-dependencies"])
+
+
+@pytest.mark.parametrize("package", ["postgresql", "redis-server", "npm"])
+def test_packages_of_debian_that_pages_install_are_those_of_the_set_up(package: str) -> None:
+    assert any(f" {package}" in one for _, one in FOUND if one.startswith("apt-get install"))
+    assert re.search(rf"echo {package}\b", (ROOT / "scripts/setup.sh").read_text("utf-8"))
 
 
 BENCHMARKS = sorted({one for _, one in FOUND if one.startswith("python -m tests.benchmarks")})

@@ -102,6 +102,20 @@ def test_plan_prints_options(file: Path) -> None:
     assert "fastest first" in gyre("plan", *arguments).stdout
 
 
+def test_plan_takes_durations_that_were_measured(file: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    rows = [f"p{problem},{60 * (1 + problem + turn)}" for problem in range(8) for turn in range(4)]
+    log.write_text("\n".join(["problem,seconds", *rows]))
+    arguments = ("--gpus", "4", "--parameters", "4", "--workload", str(file), "--seeds", "1")
+    measured = gyre("plan", *arguments, "--durations", str(log), "--json")
+    assert measured.exit_code == 0, measured.stderr
+    found, plain = (
+        json.loads(measured.stdout),
+        json.loads(gyre("plan", *arguments, "--json").stdout),
+    )
+    assert found["options"] != plain["options"]
+
+
 def test_a_row_knows_how_far_it_is_from_the_published_range() -> None:
     comparison = compare(small_workload(), (0, 1, 2))
     hours = comparison.hours("async").median
