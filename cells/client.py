@@ -7,6 +7,7 @@ from typing import Any, Self
 import httpx
 
 from cells.daemon import Registration
+from cells.tls import trust_of
 from storage.layout import RunLayout
 from storage.objects import MissingObjectError, Store
 
@@ -42,6 +43,7 @@ class DaemonClient:
             timeout=httpx.Timeout(CALL_LIMIT_S, connect=5),
             # Loopback and cluster addresses are never behind a proxy of the environment.
             trust_env=False,
+            verify=trust_of(registration.ca),
         )
         self.name = registration.name
         self.url = registration.url
@@ -70,8 +72,10 @@ class DaemonClient:
             return False
         return bool(answer.get("incarnation") == self.registration.incarnation)
 
-    def renew(self) -> None:
-        self.call("POST", "/lease", limit_s=5)
+    def renew(self) -> float:
+        """Returns by how much the daemon's event loop was behind at most since the last time, in
+        seconds."""
+        return float(self.call("POST", "/lease", limit_s=5).get("recent_loop_lag_s", 0.0))
 
     def stop(self) -> None:
         self.call("POST", "/stop", limit_s=5)

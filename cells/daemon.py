@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from cells.lag import Lag
+from cells.tls import Tls
 from storage.objects import MissingObjectError, Store
 from storage.records import Record
 
@@ -37,6 +38,8 @@ class Registration(Record):
     pid: int
     incarnation: str
     started_at: float
+    ca: str = ""
+    """PEM of what has signed its certificate; empty where it speaks plain HTTP."""
     machine: str = ""
     """See ``this_machine``: ``pid`` means something only there."""
 
@@ -103,6 +106,7 @@ class Daemon:
         kind: ``gateway``, ``execution-host``, ``cell`` or ``kv-pool``.
         routes: of the daemon itself. ``/healthz``, ``/lease`` and ``/stop`` are added.
         close: ends everything that the daemon owns.
+        tls: certificates of the run, for a ``host`` that is not the loopback address.
     """
 
     def __init__(
@@ -115,6 +119,7 @@ class Daemon:
         close: Callable[[], Awaitable[None]],
         host: str = "127.0.0.1",
         port: int = 0,
+        tls: Tls | None = None,
     ) -> None:
         self.name = name
         self.kind = kind
@@ -123,6 +128,7 @@ class Daemon:
         self.incarnation = secrets.token_hex(8)
         self._close = close
         self._address = (host, port)
+        self._tls = tls
         self._stop = asyncio.Event()
         self._lag = Lag(name)
         self.http: Any = "auto"
@@ -149,24 +155,15 @@ class Daemon:
         """Listen, register at ``key``, serve, and close everything at the end."""
         with socket.create_server(self._address) as listener:
             host, port = listener.getsockname()[:2]
-            server = _Server(
-                uvicorn.Config(
-                    self.app,
-                    log_level="warning",
-                    access_log=False,
-                    timeout_keep_alive=120,
-                    timeout_graceful_shutdown=5,
-                    lifespan="off",
-                    http=self.http,
-                    ws="none",
-                    proxy_headers=False,
-                )
-            )
+            config, ca = await asyncio.to_thread(self._configured)
+            server = _Server(config)
+            scheme = "https" if ca else "http"
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             registration = Registration(
                 name=self.name,
                 kind=self.kind,
-                url=f"http://{host}:{port}",
+                url=f"{scheme}://{host}:{port}",
+                ca=ca,
                 token=self.token,
                 machine=this_machine(),
                 pid=os.getpid(),
@@ -187,6 +184,30 @@ class Daemon:
                     server.should_exit = True
                     await serving
                     await asyncio.to_thread(self._forget, store, key)
+
+    def _configured(self) -> tuple[uvicorn.Config, str]:
+        """How it serves, and what its clients trust.
+
+        Raises:
+            TlsError: a certificate of the settings can't be used.
+        """
+        nothing = nullcontext(None)
+        with self._tls.identity(self._address[0]) if self._tls else nothing as identity:
+            config = uvicorn.Config(
+                self.app,
+                log_level="warning",
+                access_log=False,
+                timeout_keep_alive=120,
+                timeout_graceful_shutdown=5,
+                lifespan="off",
+                http=self.http,
+                ws="none",
+                proxy_headers=False,
+                ssl_certfile=identity.certificate if identity else None,
+                ssl_keyfile=identity.key if identity else None,
+            )
+            config.load()  # while the files are there
+        return config, identity.ca if identity else ""
 
     def _forget(self, store: Store, key: str) -> None:
         """Delete the registration, unless a successor has put its own there."""
@@ -228,7 +249,8 @@ class Daemon:
         if not self.authorised(request):
             return JSONResponse({"error": "wrong token"}, 401)
         self.lease.renew()
-        return JSONResponse({"lease_left_s": self.lease.left_s()})
+        lag_s = round(self._lag.take_recent(), 3)
+        return JSONResponse({"lease_left_s": self.lease.left_s(), "recent_loop_lag_s": lag_s})
 
     async def _ask_stop(self, request: Request) -> Response:
         if not self.authorised(request):

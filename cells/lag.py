@@ -24,6 +24,12 @@ class Lag:
         self.last_s = 0.0
         """Of the last look: by how much later than asked for the loop came back."""
         self.worst_s = 0.0
+        self._recent_s = 0.0
+
+    def take_recent(self) -> float:
+        """The worst since this was last asked for, in seconds."""
+        recent_s, self._recent_s = self._recent_s, 0.0
+        return recent_s
 
     async def watch(self) -> None:
         """Until cancelled: measure, and warn of a loop that was ``ALARM_S`` behind."""
@@ -32,6 +38,7 @@ class Lag:
             await asyncio.sleep(LOOK_EVERY_S)
             self.last_s = max(0.0, time.monotonic() - before - LOOK_EVERY_S)
             self.worst_s = max(self.worst_s, self.last_s)
+            self._recent_s = max(self._recent_s, self.last_s)
             if self.last_s > ALARM_S:
                 log.warning(
                     "%s: the event loop was %.1f s behind: something blocks it, or the machine has "

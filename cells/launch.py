@@ -21,6 +21,7 @@ import psutil
 from cells.client import DaemonClient, DaemonError, DaemonGoneError
 from cells.daemon import this_machine
 from cells.host.exports import remove_abandoned
+from cells.lag import ALARM_S
 from cells.process import end_group, spawn
 from cells.reason import exit_words, last_line, log_since, log_size, reason
 from storage.layout import RunLayout
@@ -31,6 +32,7 @@ FAILED_GRACE_S = 15.0
 _POLL_S = 0.1
 _END_POLL_S = 0.05
 _WATCH_S = 0.5
+_ALARM_EVERY_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,15 @@ class StartError(RuntimeError):
 
 
 class LeaseKeeper:
-    """A thread that renews the leases of daemons until it is closed."""
+    """A thread that renews the leases of daemons until it is closed.
 
-    def __init__(self, lease_s: float) -> None:
+    Args:
+        alarm: told, from that thread, of a daemon whose event loop was behind.
+    """
+
+    def __init__(self, lease_s: float, alarm: Callable[[str], None] = lambda _: None) -> None:
+        self._alarm = alarm
+        self._alarmed: dict[str, float] = {}
         self._clients: list[DaemonClient] = []
         self._every_s = lease_s / RENEWALS_PER_LEASE
         self._parent = os.getppid()
@@ -84,7 +92,17 @@ class LeaseKeeper:
             for client in tuple(self._clients):
                 # A daemon that is gone is noticed by whoever needs it, with a better reason.
                 with suppress(DaemonError, ValueError):
-                    client.renew()
+                    self._look_at(client.name, client.renew())
+
+    def _look_at(self, name: str, lag_s: float) -> None:
+        """Say it of each daemon once in a while: what is too slow is so for long."""
+        now = time.monotonic()
+        if lag_s > ALARM_S and now - self._alarmed.get(name, -math.inf) > _ALARM_EVERY_S:
+            self._alarmed[name] = now
+            self._alarm(
+                f"{name}: its event loop was {lag_s:.1f} s behind: something blocks it, or the "
+                f"machine has too few cores for what runs"
+            )
 
 
 def is_renewed(client: DaemonClient, lease_s: float) -> bool:

@@ -102,7 +102,7 @@ def hosts_of(
         ),
     ]
     owner = take_ownership(run.store, run.layout)
-    keeper = LeaseKeeper(cells.lease_s)
+    keeper = LeaseKeeper(cells.lease_s, say)
     grace_s = _CANCEL_GRACE_S
     try:
         want(run, Wanted(attempt=owner, policy_key=policy_key, version=version))

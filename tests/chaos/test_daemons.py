@@ -13,6 +13,7 @@ from contextlib import closing
 import psutil
 import pytest
 
+from cells import launch
 from cells import warden as warden_module
 from cells.client import DaemonClient, DaemonError
 from cells.launch import LeaseKeeper, StartError, ensure_daemons, stop_daemons
@@ -109,6 +110,21 @@ def test_a_stopped_daemon_is_left_to_who_waits_and_comes_back(
         os.kill(daemon.registration.pid, signal.SIGCONT)
         assert daemon.call("GET", "/healthz", limit_s=LIMIT_S)["kind"] == "test"
         assert warden.restarts("small") == 0 and told == []
+
+
+def test_a_daemon_whose_event_loop_stood_still_is_told(
+    daemon: DaemonClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "ALARM_S", 0.5)
+    told: list[str] = []
+    with closing(LeaseKeeper(1.2, told.append)) as keeper:
+        keeper.add(daemon)
+        os.kill(daemon.registration.pid, signal.SIGSTOP)
+        time.sleep(2)  # what is to be noticed
+        os.kill(daemon.registration.pid, signal.SIGCONT)
+        until(lambda: told)
+    assert told[0].startswith("small: its event loop was ")
+    assert daemon.call("GET", "/healthz", limit_s=LIMIT_S)["worst_loop_lag_s"] > 0.5
 
 
 def test_a_jump_of_the_clock_ends_no_lease_and_no_wait(
