@@ -62,7 +62,7 @@ def s3() -> Iterator[str]:
     server.stop()
 
 
-def make_tiny_policy(folder: Path, seed: int) -> Path:
+def make_tiny_policy(folder: Path, seed: int, context: int = TINY_CONTEXT) -> Path:
     """A random Qwen3 in fp32 with 2 layers of width 64, and a byte-level tokenizer."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -93,7 +93,7 @@ def make_tiny_policy(folder: Path, seed: int) -> Path:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=16,
-        max_position_embeddings=TINY_CONTEXT,
+        max_position_embeddings=context,
         tie_word_embeddings=True,
         initializer_range=0.1,
         eos_token_id=tokenizer.eos_token_id,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,12 +10,29 @@ from pathlib import Path
 
 from cells.kv_pool.pool import METADATA
 from cells.serving.launch import ADMIN_KEY
+from cells.tls import Identity
 from configs.cells import Device
 from configs.layout import Precision
 
 _DTYPES = {Precision.FP32: "float32", Precision.BF16: "bfloat16"}
 PAGE = 16
 """Tokens of a page of KV that engines share."""
+
+_LOOK_UP = {
+    # Tokens that must be missing before the pool is asked. SGLang's 256 spares a GPU look-ups that
+    # cost it more than computing; a session that comes to another engine lost all that way.
+    "prefetch_threshold": PAGE,
+    # A pool that hangs holds a request up for so long, then its prefix is computed.
+    "prefetch_timeout_base": 5,
+    "prefetch_timeout_per_ki_token": 1,
+}
+
+_MOONCAKE_TCP = {
+    # Otherwise each half of a page is a connection of its own: on a busy machine hundreds of pages
+    # took many seconds, in which the engine stood still, and ports ran out.
+    "MC_TCP_ENABLE_CONNECTION_POOL": "1",
+    "MC_TCP_LANES_PER_PEER": "4",
+}
 
 
 @dataclass(frozen=True)
@@ -63,13 +81,17 @@ class EngineSettings:
         """Processes that share the model's matrices."""
         return 1 if self.device is Device.CPU and self.nodes == 1 else self.gpus
 
-    @property
-    def url(self) -> str:
-        return f"http://{self.host}:{self.port}"
+    def url(self, *, secure: bool) -> str:
+        """Where it is reached, with TLS or without."""
+        return f"{'https' if secure else 'http'}://{self.host}:{self.port}"
 
 
-def engine_argv(settings: EngineSettings) -> list[str]:
-    """The command that serves ``settings``. On ``cuda`` (not run on a GPU) SGLang chooses more."""
+def engine_argv(settings: EngineSettings, identity: Identity | None = None) -> list[str]:
+    """The command that serves ``settings``. On ``cuda`` (not run on a GPU) SGLang chooses more.
+
+    Args:
+        identity: its certificate, where it is to speak TLS.
+    """
     flags = {
         "model-path": str(settings.policy),
         "weight-version": str(settings.version),
@@ -95,7 +117,13 @@ def engine_argv(settings: EngineSettings) -> list[str]:
             "hicache-storage-backend": "mooncake",
             # Everything, and at once: the session may move at any time.
             "hicache-write-policy": "write_through",
-            "hicache-storage-prefetch-policy": "wait_complete",
+            "hicache-storage-prefetch-policy": "timeout",
+            "hicache-storage-backend-extra-config": json.dumps(_LOOK_UP),
+        }
+    if identity is not None:
+        flags |= {
+            "ssl-certfile": str(identity.certificate),
+            "ssl-keyfile": str(identity.key),
         }
     if settings.ranks > 1:
         flags["tp-size"] = str(settings.ranks)
@@ -143,6 +171,7 @@ def engine_environment(settings: EngineSettings, base: Mapping[str, str]) -> dic
             "MOONCAKE_PROTOCOL": "tcp" if settings.device is Device.CPU else "rdma",
             # No page lies in an engine: what dies with one is only its own work.
             "MOONCAKE_GLOBAL_SEGMENT_SIZE": "0",
+            **_MOONCAKE_TCP,
         }
     if settings.device is Device.CPU:
         # More threads were tens of times slower where several servers share a few cores.

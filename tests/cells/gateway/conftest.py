@@ -264,15 +264,20 @@ MakeBench = Callable[..., Any]
 @pytest.fixture
 def make_bench(tmp_path: Path, codec: Codec) -> MakeBench:
     """``async with make_bench(**settings) as bench``; settings change the gateway's section,
-    ``cells`` that of the cells."""
+    ``cells`` and ``model`` those of the cells and the model."""
 
     @asynccontextmanager
     async def bench(
-        *, renderer: Codec | None = None, cells: dict[str, Any] | None = None, **settings: Any
+        *,
+        renderer: Codec | None = None,
+        cells: dict[str, Any] | None = None,
+        model: dict[str, Any] | None = None,
+        **settings: Any,
     ) -> AsyncIterator[Bench]:
         store, layout = Store(tmp_path / "root"), RunLayout("r1")
         # Nobody renews the lease, and a long test may take long.
         sections = {"gateway": settings, "cells": {"lease_s": 7200, **(cells or {})}}
+        sections["model"] = model or {}
         config = RunConfig.model_validate(sections)
         gateway = Gateway(store, layout, config, renderer or codec)
         running = asyncio.create_task(gateway.run())

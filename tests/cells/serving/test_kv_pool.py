@@ -4,47 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
-from cells.kv_pool.pool import KvPool
-from cells.ports import free_port
-from cells.serving.flags import EngineSettings, engine_argv, engine_environment
-from cells.serving.process import EngineProcess
-from configs.cells import Device
-from tests.conftest import TINY_CONTEXT
+from cells.serving.engine import EngineClient
+from cells.serving.flags import PAGE, engine_argv, engine_environment
+from tests.conftest import TINY_CONTEXT, EngineAddress
+from tests.engines.pooled import pooled_settings
 
-START_LIMIT_S = 400
 LIMIT_S = 120
 PROMPT = [20 + 7 * at % 280 for at in range(400)]
-WANTED = 96
+WANTED = 256
 """Tokens of the whole answer."""
 
 
-def settings(policy: Path, pool: str | None) -> EngineSettings:
-    return EngineSettings(
-        policy=policy,
-        version=0,
-        device=Device.CPU,
-        context=TINY_CONTEXT,
-        kv_tokens=8192,
-        requests=8,
-        seed=1,
-        port=free_port(),
-        admin_key="key",
-        kv_pool=pool,
-    )
-
-
 def test_a_server_without_a_pool_keeps_its_prefixes_to_the_last_token(tmp_path: Path) -> None:
-    alone, shared = settings(tmp_path, None), settings(tmp_path, "10.0.0.1:7000")
+    alone, shared = (
+        pooled_settings(tmp_path, TINY_CONTEXT, pool) for pool in (None, "10.0.0.1:7000")
+    )
     argv = engine_argv(alone)
     assert argv[argv.index("--page-size") + 1] == "1"
     assert not [word for word in argv if "hicache" in word]
@@ -54,36 +34,26 @@ def test_a_server_without_a_pool_keeps_its_prefixes_to_the_last_token(tmp_path: 
     assert "MOONCAKE_MASTER" not in engine_environment(alone, {})
 
 
-@pytest.fixture
-async def pair(tiny_policy: Path, tmp_path: Path) -> AsyncIterator[tuple[EngineProcess, ...]]:
-    """Two servers of one policy with one pool."""
-    async with AsyncExitStack() as stack:
-        pool = KvPool(host="127.0.0.1", size=1 << 28, log=tmp_path / "pool.log", limit_s=LIMIT_S)
-        stack.callback(pool.close)
-        first = settings(tiny_policy, pool.address)
-        made = []
-        for name, one in (("a", first), ("b", replace(first, port=free_port()))):
-            engine = EngineProcess(one, cpus=(), log=tmp_path / f"{name}.log")
-            stack.push_async_callback(engine.close)
-            made.append(engine)
-        await asyncio.gather(*(engine.wait_ready(START_LIMIT_S) for engine in made))
-        yield tuple(made)
-    assert not psutil.pid_exists(pool.pid)
-
-
 @pytest.mark.real
 @pytest.mark.timeout(600)
 async def test_an_aborted_generation_goes_on_elsewhere_with_its_prefix(
-    pair: tuple[EngineProcess, ...],
+    pooled_pair: tuple[EngineAddress, ...],
 ) -> None:
-    first, second = pair
-    async with httpx.AsyncClient(trust_env=False, timeout=LIMIT_S) as http:
+    first, second = pooled_pair
+    async with (
+        httpx.AsyncClient(trust_env=False, timeout=LIMIT_S) as http,
+        EngineClient(first.url, first.token) as control,
+    ):
+        await generate(http, first, PROMPT[: 3 * PAGE + 1], 1, key="short")
+        assert await control.settle(LIMIT_S)
+        short = await generate(http, second, PROMPT[: 3 * PAGE + 1], 1, key="short")
+        assert short["meta_info"]["cached_tokens"] == 3 * PAGE
         started = asyncio.Event()
         running = asyncio.create_task(stream(http, first, started))
         await asyncio.wait_for(started.wait(), LIMIT_S)
-        await first.drain(LIMIT_S)
+        await control.drain(LIMIT_S)
         rows = await running
-        assert await first.settle(LIMIT_S)
+        assert await control.settle(LIMIT_S)
         partial = [token for _, token in rows]
         assert 0 < len(partial) < WANTED
         rest = await generate(http, second, [*PROMPT, *partial], WANTED - len(partial))
@@ -97,7 +67,7 @@ async def test_an_aborted_generation_goes_on_elsewhere_with_its_prefix(
 
 
 async def stream(
-    http: httpx.AsyncClient, engine: EngineProcess, started: asyncio.Event
+    http: httpx.AsyncClient, engine: EngineAddress, started: asyncio.Event
 ) -> list[tuple[float, int]]:
     """A generation that is cut short; ``started`` is set with its first token."""
     rows: list[tuple[float, int]] = []
@@ -111,7 +81,7 @@ async def stream(
 
 
 async def generate(
-    http: httpx.AsyncClient, engine: EngineProcess, ids: list[int], tokens: int, key: str = "0"
+    http: httpx.AsyncClient, engine: EngineAddress, ids: list[int], tokens: int, key: str = "0"
 ) -> dict[str, Any]:
     answer = await http.post(f"{engine.url}/generate", json=request(ids, tokens, key))
     assert answer.status_code == 200, answer.text
