@@ -14,8 +14,14 @@ from cells.host.exports import Exports
 from cells.host.handover import Handover
 from cells.host.parts import Engine, Further, Replica
 from cells.host.roles import HostRole, RoleMachine
+from cells.serving.engine import EngineError
 
 WATCH_S = 0.5
+PROBE_EVERY_S = 5.0
+PROBE_LIMIT_S = 15.0
+SILENT_PROBES = 8
+"""So many in a row without an answer fail the cell: about two and a half minutes. An engine that
+computes a long prompt on few cores says nothing for a while either."""
 _SMOOTHING = 0.3
 """Weight of the newest measurement in a running mean."""
 
@@ -148,11 +154,33 @@ class Cell:
         self.roles.started()
 
     async def watch(self) -> None:
-        """Fail the cell when one of its processes ends. Runs until then, or until cancelled."""
+        """Fail the cell when one of its processes ends, or its engine says nothing any more. Runs
+        until then, or until cancelled."""
+        probing = asyncio.create_task(self._probe_engine())
+        try:
+            while self.roles.role is not HostRole.FAILED:
+                if found := self.engine.failure() or self.replica.failure() or self._lost_node():
+                    self.roles.fail(found)
+                await asyncio.sleep(WATCH_S)
+        finally:
+            probing.cancel()
+
+    async def _probe_engine(self) -> None:
+        """Commands to a replica have deadlines; the calls of harnesses to an engine have none that
+        is short. Probes are counted, not seconds, so that a host that stood still blames nobody."""
+        silent = 0
         while self.roles.role is not HostRole.FAILED:
-            if found := self.engine.failure() or self.replica.failure() or self._lost_node():
-                self.roles.fail(found)
-            await asyncio.sleep(WATCH_S)
+            await asyncio.sleep(PROBE_EVERY_S)
+            if self.roles.role is not HostRole.ROLLOUT:
+                silent = 0
+                continue
+            try:
+                await self.engine.answers(PROBE_LIMIT_S)
+                silent = 0
+            except EngineError as error:
+                silent += 1
+                if silent >= SILENT_PROBES and self.roles.role is HostRole.ROLLOUT:
+                    self.roles.fail(f"SGLang has not answered {silent} times in a row: {error}")
 
     async def change_role(self, epoch: int, to: HostRole, version: int | None) -> None:
         """Go to rollout or training; to rollout with ``version`` in the engine, if one is given.

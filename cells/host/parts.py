@@ -50,6 +50,9 @@ class Engine(Protocol):
 
     async def version(self) -> int: ...
 
+    async def answers(self, limit_s: float) -> None:
+        """Raises ``EngineError`` when the server, or what computes behind it, says nothing."""
+
     async def close(self) -> None: ...
 
 

@@ -84,6 +84,10 @@ class EngineProcess:
         """See ``EngineClient.version``."""
         return await self._client.version()
 
+    async def answers(self, limit_s: float) -> None:
+        """See ``EngineClient.token_capacity``, which SGLang's scheduler is asked for."""
+        await self._client.token_capacity(limit_s)
+
     async def drain(self, limit_s: float) -> None:
         """See ``EngineClient.drain``."""
         await self._client.drain(limit_s)

@@ -79,6 +79,9 @@ class LightEngine:
     async def version(self) -> int:
         return self._engine.version
 
+    async def answers(self, limit_s: float) -> None:
+        """Always."""
+
     async def drain(self, limit_s: float) -> None:
         """The gateway has sent everything elsewhere before."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from cells.host.cell import Cell
 from cells.host.exports import Exports
-from cells.serving.engine import Bucket
+from cells.serving.engine import Bucket, EngineLateError
 
 BUCKETS = 2
 """That the replica's weights are shared in."""
@@ -28,6 +28,8 @@ class FakeEngine:
         self.said = said
         self.served = 0
         self.dead = ""
+        self.silent = False
+        self.probed = 0
         self.refuse: dict[str, Exception] = {}
         self.draining = asyncio.Event()
         self.hold = asyncio.Event()
@@ -68,6 +70,11 @@ class FakeEngine:
     async def version(self) -> int:
         self._say("version")
         return self.served
+
+    async def answers(self, limit_s: float) -> None:
+        self.probed += 1
+        if self.silent:
+            raise EngineLateError("no answer")
 
     async def close(self) -> None:
         self._say("close")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cells.daemon import StaleEpochError
+from cells.host import cell as cell_module
 from cells.host.cell import SwitchLateError, UnknownCommandError
 from cells.host.handover import VersionAbsentError
 from cells.host.roles import HostRole, WrongRoleError
@@ -185,6 +186,27 @@ async def test_a_dead_process_fails_the_cell_with_its_last_words(fake: FakeCell,
     await asyncio.wait_for(watch, 10)
     assert fake.cell.roles.role is HostRole.FAILED
     assert "no memory" in fake.cell.roles.detail
+
+
+async def test_an_engine_that_says_nothing_any_more_fails_the_cell(
+    fake: FakeCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cell_module, "PROBE_EVERY_S", 0.001)
+    monkeypatch.setattr(cell_module, "WATCH_S", 0.001)
+    watch = asyncio.create_task(fake.cell.watch())
+    while fake.engine.probed < 2 * cell_module.SILENT_PROBES:  # noqa: ASYNC110 - a figure
+        await asyncio.sleep(0.001)
+    assert fake.cell.roles.role is ROLLOUT
+    await fake.cell.change_role(1, TRAINING, None)
+    fake.engine.silent = True
+    before = fake.engine.probed
+    await asyncio.sleep(0.05)
+    assert fake.engine.probed <= before + 1, "asleep, it owes no answer"
+    fake.engine.silent = False
+    await fake.cell.change_role(1, ROLLOUT, None)
+    fake.engine.silent = True
+    await asyncio.wait_for(watch, 10)
+    assert fake.cell.roles.detail == "SGLang has not answered 8 times in a row: no answer"
 
 
 async def test_older_epochs_are_refused(fake: FakeCell) -> None:
