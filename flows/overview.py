@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -84,6 +85,35 @@ def daemons_live(run: Run) -> bool:
             finally:
                 client.close()
     return False
+
+
+RUN_COLUMNS = (
+    *("run", "state", "settings", "seed", "step", "held out before", "after", "gain"),
+    *("began", "last update"),
+)
+"""Of a table of runs."""
+
+
+def run_row(overview: Overview) -> tuple[str, ...]:
+    """What a table of runs shows of one, by ``RUN_COLUMNS``. Times are those of this machine."""
+    config = overview.run.config
+    versions, gain = overview.comparison.versions, overview.comparison.gain
+    return (
+        overview.run.run_id,
+        overview.state.value,
+        config.name,
+        str(config.seed),
+        f"{overview.steps_done}/{config.training.steps}",
+        f"{versions[0].pass_rate.mean:.3f}" if versions else "-",
+        f"{versions[-1].pass_rate.mean:.3f}" if len(versions) > 1 else "-",
+        "-" if gain is None else f"{gain.pass_rate.mean:+.3f}",
+        _when(overview.began_at),
+        _when(overview.updates[-1].ended_at if overview.updates else None),
+    )
+
+
+def _when(at: float | None) -> str:
+    return "-" if at is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
 
 
 def overview_value(overview: Overview) -> dict[str, Any]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich import box
@@ -14,7 +13,7 @@ from rich.text import Text
 
 from configs.load import ConfigError
 from flows.console import ExitCode, RootOption, failure, opened, storage_root
-from flows.overview import Overview, RunState, look_at, overview_value
+from flows.overview import RUN_COLUMNS, Overview, RunState, look_at, overview_value, run_row
 from flows.start import terminal
 from flows.summary import comparison_table, step_table
 from storage.objects import StorageError, Store
@@ -23,6 +22,7 @@ from storage.run import open_run
 
 RunArgument = Annotated[str, typer.Argument(help="Name of the run.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_NUMBERS = ("seed", "step", "held out before", "after", "gain")
 _COLOURS = {
     RunState.NEW: "bright_black",
     RunState.RUNNING: "cyan",
@@ -156,37 +156,10 @@ def attach(run: RunArgument, root: RootOption = None) -> None:
 
 def _runs_table(overviews: list[Overview]) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
-    for heading, justify in (
-        ("run", "left"),
-        ("state", "left"),
-        ("settings", "left"),
-        ("seed", "right"),
-        ("step", "right"),
-        ("held out before", "right"),
-        ("after", "right"),
-        ("gain", "right"),
-        ("began", "left"),
-        ("last update", "left"),
-    ):
-        table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for heading in RUN_COLUMNS:
+        justify: Literal["left", "right"] = "right" if heading in _NUMBERS else "left"
+        table.add_column(heading, justify=justify, overflow="fold")
     for overview in overviews:
-        config = overview.run.config
-        versions = overview.comparison.versions
-        gain = overview.comparison.gain
-        table.add_row(
-            overview.run.run_id,
-            Text(overview.state.value, style=_COLOURS[overview.state]),
-            config.name,
-            str(config.seed),
-            f"{overview.steps_done}/{config.training.steps}",
-            f"{versions[0].pass_rate.mean:.3f}" if versions else "-",
-            f"{versions[-1].pass_rate.mean:.3f}" if len(versions) > 1 else "-",
-            "-" if gain is None else f"{gain.pass_rate.mean:+.3f}",
-            _when(overview.began_at),
-            _when(overview.updates[-1].ended_at if overview.updates else None),
-        )
+        name, state, *rest = run_row(overview)
+        table.add_row(name, Text(state, style=_COLOURS[overview.state]), *rest)
     return table
-
-
-def _when(at: float | None) -> str:
-    return "-" if at is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(at))

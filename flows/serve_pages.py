@@ -19,12 +19,12 @@ from starlette.routing import Route
 from configs.load import ConfigError
 from flows.execution_view import NoExecutionError, view_execution
 from flows.inspect_page import page as execution_page
-from flows.overview import daemons_live
+from flows.overview import RUN_COLUMNS, daemons_live, look_at, run_row
 from flows.report import make_report
 from flows.serve_metrics import RunCollector
 from flows.sweep.plan import page_key
 from flows.text import decoder
-from storage.layout import execution_id
+from storage.layout import RunLayout, execution_id
 from storage.objects import MissingObjectError, StorageError, Store
 from storage.records import RecordError, Scored, StepPlan
 from storage.run import Run, open_run
@@ -35,6 +35,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _FRESH_S = 30.0
 """A page of a run under way is made again when it is older."""
 _KEPT_PAGES = 8
+_LOOKED_AT = 50
+"""Runs whose figures the list of all has: the newest."""
 _HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -94,19 +96,40 @@ class Pages:
 
     def index(self, request: Request) -> str:
         """All runs and sweeps, with links."""
-        runs = "".join(
-            f'<tr><td><a href="/runs/{quote(name)}">{escape(name)}</a></td>'
-            f'<td><a href="/runs/{quote(name)}/executions">executions</a></td></tr>'
-            for name in self._store.children("runs")
-        )
+        return self._once("", self._index)
+
+    def _index(self) -> str:
+        began = {name: self._began(name) for name in self._store.children("runs")}
+        names = sorted(began, key=lambda name: began[name], reverse=True)
+        head = "".join(f"<th>{column}</th>" for column in (*RUN_COLUMNS, ""))
+        runs = "".join(self._run_line(name, at < _LOOKED_AT) for at, name in enumerate(names))
         sweeps = "".join(
             f'<tr><td><a href="/sweeps/{quote(name)}">{escape(name)}</a></td></tr>'
             for name in self._store.children("sweeps")
         )
         return _page(
             "Gyre",
-            f"<h2>Runs</h2><table>{runs}</table><h2>Sweeps</h2><table>{sweeps}</table>"
+            f"<h2>Runs</h2><table><tr>{head}</tr>{runs}</table>"
+            f"<h2>Sweeps</h2><table>{sweeps}</table>"
             f'<p><a href="/metrics">metrics</a></p>',
+        )
+
+    def _began(self, name: str) -> float:
+        return self._store.written_at(RunLayout(name).identity) or 0.0
+
+    def _run_line(self, name: str, look: bool) -> str:
+        """A run's figures and links; only its name where there are newer ones in plenty."""
+        cells: tuple[str, ...] = ()
+        if look:
+            try:
+                cells = run_row(look_at(open_run(self._root, name)))[1:]
+            except (ConfigError, StorageError, RecordError) as error:
+                cells = (f"can't be read: {error}",)
+        cells += ("",) * (len(RUN_COLUMNS) - 1 - len(cells))
+        rest = "".join(f"<td>{escape(one)}</td>" for one in cells)
+        return (
+            f'<tr><td><a href="/runs/{quote(name)}">{escape(name)}</a></td>{rest}'
+            f'<td><a href="/runs/{quote(name)}/executions">executions</a></td></tr>'
         )
 
     def report(self, request: Request) -> str:

@@ -17,6 +17,7 @@ from flows.serve import pages_on
 from flows.serve_metrics import GAUGES
 from flows.serve_pages import Pages
 from flows.server import ServerError
+from storage.journal import append_line
 from storage.layout import execution_id, query_id
 from storage.run import Run
 from tests.flows.recorded import record_run
@@ -44,6 +45,16 @@ def test_the_index_leads_to_every_run(client: TestClient, run: Run) -> None:
     for link in re.findall(r'href="([^"]+)"', page):
         assert client.get(link).status_code == 200, link
     assert f"/runs/{run.run_id}" in page
+    assert "<td>done</td>" in page and "<td>6/6</td>" in page and "<td>+0.188</td>" in page
+
+
+def test_a_run_that_cant_be_read_is_in_the_index_with_the_reason(tmp_path: Path) -> None:
+    record_run(tmp_path, "good", steps=1)
+    bad = record_run(tmp_path, "bad", steps=1)
+    append_line(bad.store, bad.layout.metrics, b"{}")
+    with TestClient(Pages(str(tmp_path)).app()) as client:
+        page = client.get("/").text
+    assert "<td>1/6</td>" in page and "bad</a></td><td>can&#x27;t be read: " in page
 
 
 def test_a_finished_run_has_the_report_that_was_written(client: TestClient, run: Run) -> None:
