@@ -14,6 +14,7 @@ from configs.problems import (
     RolloutConfig,
     ScoringConfig,
 )
+from configs.tls import TlsConfig
 from configs.tracking import TrackingConfig
 from configs.training import StalenessConfig, TrainingConfig, TrajectoryConfig
 
@@ -37,6 +38,7 @@ class RunConfig(Section):
     evaluation: EvaluationConfig = setting(EvaluationConfig(), "The held-out evaluation.")
     cells: CellsConfig = setting(CellsConfig(), "The cells.")
     gateway: GatewayConfig = setting(GatewayConfig(), "The gateway.")
+    tls: TlsConfig = setting(TlsConfig(), "The encryption between machines.")
     storage: StorageConfig = setting(StorageConfig(), "The storage.")
     tracking: TrackingConfig = setting(TrackingConfig(), "Trackers of experiments.")
     prefect: PrefectConfig = setting(PrefectConfig(), "The orchestration server.")

@@ -60,6 +60,11 @@ class RunLayout:
         return f"{self.prefix}/identity"
 
     @property
+    def authority(self) -> str:
+        """What signs the certificates of the run's daemons."""
+        return f"{self.prefix}/authority.json"
+
+    @property
     def manifest(self) -> str:
         """Versions, processes and byte counters of the run."""
         return f"{self.prefix}/run.json"

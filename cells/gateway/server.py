@@ -33,6 +33,7 @@ from cells.gateway.sessions import Sessions
 from cells.gateway.settling import Settler
 from cells.gateway.shards import Shards, gather_metrics, process_names
 from cells.gateway.wire import Wire
+from cells.tls import Tls, trusting
 from configs.run import RunConfig
 from storage.layout import RunLayout
 from storage.objects import MissingObjectError, Store
@@ -70,7 +71,9 @@ class Gateway:
         self._key = layout.host(name)
         places = Places()
         self._metrics = Metrics(places)
-        self._wire = Wire()
+        tls = Tls(store, layout, config.tls)
+        secured = any(config.tls.secures(cell.address) for cell in config.cells.cells)
+        self._wire = Wire(trusting(tls.ca()) if secured else None)
         self._recorder = Recorder()
         self._sessions = Sessions(store, layout, places)
         services = Services(
@@ -101,6 +104,7 @@ class Gateway:
             close=self._close,
             host=config.gateway.host,
             port=port,
+            tls=tls,
         )
         public = Public(
             intake,

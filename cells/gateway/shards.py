@@ -26,6 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cells.daemon import Registration
 from cells.process import end_group, spawn
+from cells.tls import trust_of
 from storage.layout import RunLayout
 from storage.objects import StorageError, Store
 from storage.records import RecordError
@@ -115,6 +116,7 @@ class Shards:
                 f"{found.url}{path}",
                 data=orjson.dumps(body) if body is not None else None,
                 headers={"authorization": f"Bearer {found.token}"},
+                ssl=trust_of(found.ca),
             ) as answer:
                 return answer.status, orjson.loads(await answer.read())
         except (aiohttp.ClientError, OSError, StorageError, RecordError, ValueError) as error:
@@ -191,7 +193,8 @@ async def gather_metrics(
         for name in names:
             with suppress(aiohttp.ClientError, OSError, StorageError, RecordError):
                 found = await asyncio.to_thread(store.read_record, layout.host(name), Registration)
-                async with http.get(f"{found.url}/metrics?own=1") as answer:
+                url, trust = f"{found.url}/metrics?own=1", trust_of(found.ca)
+                async with http.get(url, ssl=trust) as answer:
                     texts.append(await answer.text())
     return add_metrics(texts)
 

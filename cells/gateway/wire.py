@@ -39,9 +39,14 @@ class Place(NamedTuple):
 
 
 class Wire:
-    """Connections to all engines."""
+    """Connections to all engines.
 
-    def __init__(self) -> None:
+    Args:
+        trust: for those with TLS; None is what the machine trusts.
+    """
+
+    def __init__(self, trust: ssl.SSLContext | None = None) -> None:
+        self._trust = trust
         self._idle: defaultdict[Place, list[_Connection]] = defaultdict(list)
 
     async def post(
@@ -69,7 +74,7 @@ class Wire:
         """
         place = _place(url)
         idle = self._idle[place]
-        connection = idle.pop() if idle else await _connect(place, idle)
+        connection = idle.pop() if idle else await self._connect(place, idle)
         connection.keep(None)
         try:
             head = _head(method, place, path, token, sum(map(len, body)))
@@ -83,6 +88,10 @@ class Wire:
         else:
             connection.close()
         return answer
+
+    async def _connect(self, place: Place, idle: list[_Connection]) -> _Connection:
+        secure = (self._trust or ssl.create_default_context()) if place.secure else None
+        return await _connect(place, idle, secure)
 
     def close(self) -> None:
         """Drop the connections that nobody uses."""
@@ -175,9 +184,10 @@ class _Connection(asyncio.Protocol):
             self._idle.remove(self)
 
 
-async def _connect(place: Place, idle: list[_Connection]) -> _Connection:
+async def _connect(
+    place: Place, idle: list[_Connection], secure: ssl.SSLContext | None
+) -> _Connection:
     loop = asyncio.get_running_loop()
-    secure = ssl.create_default_context() if place.secure else None
     connecting = asyncio.ensure_future(
         loop.create_connection(lambda: _Connection(idle), place.host, place.port, ssl=secure)
     )

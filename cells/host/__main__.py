@@ -26,6 +26,7 @@ from cells.reason import CAN_NOT_START
 from cells.replica.meeting import use_interface_of
 from cells.serving.flags import EngineSettings
 from cells.serving.process import EngineProcess
+from cells.tls import Tls
 from configs.cells import CellConfig, WeightsBy
 from configs.load import ConfigError
 from storage.objects import StorageError
@@ -52,8 +53,9 @@ async def serve(run: Run, name: str, policy: Path, version: int) -> None:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, main.cancel)  # until the daemon takes it over
     config = _cell_config(run, name)
+    tls = Tls(run.store, run.layout, run.config.tls)
     try:
-        cell = await _start(run, config, name, policy, version)
+        cell = await _start(run, config, name, policy, version, tls)
     except Exception as error:
         raise CellStartError("\n".join(_causes(error))) from error
     loop.remove_signal_handler(signal.SIGTERM)
@@ -71,12 +73,15 @@ async def serve(run: Run, name: str, policy: Path, version: int) -> None:
         routes=api.routes(),
         close=close,
         host=config.address,
+        tls=tls,
     )
     api.serve_for(daemon)
     await daemon.run(run.store, run.layout.host(name))
 
 
-async def _start(run: Run, config: CellConfig, name: str, policy: Path, version: int) -> Cell:
+async def _start(
+    run: Run, config: CellConfig, name: str, policy: Path, version: int, tls: Tls
+) -> Cell:
     """Engine and replica side by side; neither is left when the other fails."""
     cells = run.config.cells
     kv_pool = await find_pool(run, cells.start_limit_s) if cells.kv_pool else None
@@ -103,6 +108,7 @@ async def _start(run: Run, config: CellConfig, name: str, policy: Path, version:
             settings,
             cpus=config.cpus,
             log=run.store.local_file(run.layout.log(f"{name}-engine")),
+            tls=tls,
         )
         undo.push_async_callback(engine.close)
 

@@ -26,6 +26,7 @@ from cells.replica.errors import ReplicaError
 from cells.replica.meeting import use_interface_of
 from cells.replica.node_ranks import NodeRanks
 from cells.serving.process import EngineProcess
+from cells.tls import Tls, TlsError
 from configs.load import ConfigError
 from storage.objects import StorageError
 from storage.run import Run, open_run
@@ -66,6 +67,7 @@ class Agent:
             replace(part.engine, node=self._node, host=self.address),
             cpus=(),
             log=run.store.local_file(run.layout.log(f"{self._name}-engine")),
+            tls=Tls(run.store, run.layout, run.config.tls),
         )
 
     def failure(self) -> str:
@@ -123,6 +125,7 @@ async def serve(run: Run, cell: str, node: int) -> None:
         ],
         close=agent.end,
         host=agent.address,
+        tls=Tls(run.store, run.layout, run.config.tls),
     )
     await daemon.run(run.store, run.layout.host(name))
 
@@ -138,7 +141,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
         asyncio.run(serve(open_run(given.root, given.run), given.cell, given.node))
-    except (ReplicaError, StorageError, ConfigError) as error:
+    except (ReplicaError, StorageError, ConfigError, TlsError) as error:
         log.error("%s %s%s", agent_daemon(given.cell, given.node), CAN_NOT_START, error)
         sys.exit(1)
 

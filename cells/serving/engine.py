@@ -18,6 +18,8 @@ from typing import Any, Self
 
 import aiohttp
 
+from cells.tls import trust_of
+
 POLL_S = 0.2
 PROBE_LIMIT_S = 5.0
 CONTINUE_LIMIT_S = 10.0
@@ -65,15 +67,16 @@ class EngineClient:
         pooled: it shares its KV pages. Then new weights leave its cache as it is: pages are keyed
             by version, and to empty it would stop the threads that write them, which ends the
             server where one of them is slow.
+        ca: PEM of what has signed its certificate; empty where it has none.
     """
 
-    def __init__(self, url: str, admin_key: str, *, pooled: bool = False) -> None:
+    def __init__(self, url: str, admin_key: str, *, pooled: bool = False, ca: str = "") -> None:
         self.url = url
         self._flush = not pooled
         self.admin_key = admin_key
         # SGLang drops a connection that was idle for 5 s; a new one a call can't meet that moment.
         self._http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(force_close=True),
+            connector=aiohttp.TCPConnector(force_close=True, ssl=trust_of(ca)),
             headers={"authorization": f"Bearer {admin_key}"},
         )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cells.kv_pool.pool import METADATA
 from cells.serving.launch import ADMIN_KEY
+from cells.tls import Identity
 from configs.cells import Device
 from configs.layout import Precision
 
@@ -80,13 +81,17 @@ class EngineSettings:
         """Processes that share the model's matrices."""
         return 1 if self.device is Device.CPU and self.nodes == 1 else self.gpus
 
-    @property
-    def url(self) -> str:
-        return f"http://{self.host}:{self.port}"
+    def url(self, *, secure: bool) -> str:
+        """Where it is reached, with TLS or without."""
+        return f"{'https' if secure else 'http'}://{self.host}:{self.port}"
 
 
-def engine_argv(settings: EngineSettings) -> list[str]:
-    """The command that serves ``settings``. On ``cuda`` (not run on a GPU) SGLang chooses more."""
+def engine_argv(settings: EngineSettings, identity: Identity | None = None) -> list[str]:
+    """The command that serves ``settings``. On ``cuda`` (not run on a GPU) SGLang chooses more.
+
+    Args:
+        identity: its certificate, where it is to speak TLS.
+    """
     flags = {
         "model-path": str(settings.policy),
         "weight-version": str(settings.version),
@@ -114,6 +119,11 @@ def engine_argv(settings: EngineSettings) -> list[str]:
             "hicache-write-policy": "write_through",
             "hicache-storage-prefetch-policy": "timeout",
             "hicache-storage-backend-extra-config": json.dumps(_LOOK_UP),
+        }
+    if identity is not None:
+        flags |= {
+            "ssl-certfile": str(identity.certificate),
+            "ssl-keyfile": str(identity.key),
         }
     if settings.ranks > 1:
         flags["tp-size"] = str(settings.ranks)

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
@@ -17,6 +17,7 @@ from cells.process import end_group, spawn
 from cells.reason import exit_words, last_line, log_since, log_size, reason
 from cells.serving.engine import Bucket, EngineClient, EngineLateError
 from cells.serving.flags import EngineSettings, engine_argv, engine_environment
+from cells.tls import Tls
 
 END_GRACE_S = 3.0
 _LOADS = "/dev/shm/sglang_loads_"
@@ -28,20 +29,35 @@ class EngineProcess:
     Args:
         cpus: cores that it is pinned to; none does not pin.
         log: file that its output is appended to.
+        tls: certificates of the run, for a host that is not the loopback address.
+
+    Raises:
+        TlsError: a certificate of the settings can't be used.
     """
 
-    def __init__(self, settings: EngineSettings, *, cpus: Sequence[int], log: Path) -> None:
+    def __init__(
+        self,
+        settings: EngineSettings,
+        *,
+        cpus: Sequence[int],
+        log: Path,
+        tls: Tls | None = None,
+    ) -> None:
         self.settings = settings
         self._log = log
         self._logged = log_size(log)
+        self._files = ExitStack()
+        identity = self._files.enter_context(tls.identity(settings.host)) if tls else None
+        self.url = settings.url(secure=identity is not None)
         # SGLang leaves the sockets between its processes where temporary files go.
         self._temporary = Path(tempfile.mkdtemp(prefix="gyre-engine-"))
         environment = engine_environment(settings, os.environ) | {"TMPDIR": str(self._temporary)}
         self._process: subprocess.Popen[bytes] = spawn(
-            engine_argv(settings), env=environment, log=log, cpus=cpus
+            engine_argv(settings, identity), env=environment, log=log, cpus=cpus
         )
         pooled = settings.kv_pool is not None
-        self._client = EngineClient(settings.url, settings.admin_key, pooled=pooled)
+        ca = identity.ca if identity else ""
+        self._client = EngineClient(self.url, settings.admin_key, pooled=pooled, ca=ca)
         self._closed = False
         self.token_capacity = settings.kv_tokens
         """Tokens of its KV cache; what the server says, once it is ready."""
@@ -49,10 +65,6 @@ class EngineProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
-
-    @property
-    def url(self) -> str:
-        return self.settings.url
 
     @property
     def token(self) -> str:
@@ -126,6 +138,7 @@ class EngineProcess:
         end_group(self.pid, END_GRACE_S)
         self._process.poll()
         shutil.rmtree(self._temporary, ignore_errors=True)
+        self._files.close()
         for path in shared:
             path.unlink(missing_ok=True)
 

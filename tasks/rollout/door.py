@@ -18,6 +18,7 @@ import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict
 
+from cells.tls import trust_of
 from tasks.rollout.sessions import Endpoint
 
 CONNECTIONS = 64
@@ -117,7 +118,12 @@ class Door:
         begun: web.StreamResponse | None = None
         try:
             async with self._http.request(
-                request.method, url, data=body, headers=headers, allow_redirects=False
+                request.method,
+                url,
+                data=body,
+                headers=headers,
+                allow_redirects=False,
+                ssl=trust_of(self._endpoint.ca),
             ) as answer:
                 begun = _beginning(answer)
                 await begun.prepare(request)

@@ -12,6 +12,7 @@ import aiohttp
 import orjson
 
 from cells.daemon import Registration
+from cells.tls import trust_of
 from storage.layout import RunLayout
 from storage.objects import MissingObjectError, Store
 
@@ -31,6 +32,8 @@ class Endpoint:
 
     base_url: str
     api_key: str
+    ca: str = ""
+    """PEM of what has signed the gateway's certificate; empty where it has none."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,8 @@ class GatewaySessions:
             self._opened.pop(execution, None)
             raise
         try:
-            return Endpoint(str(answer["base_url"]), str(answer["api_key"]))
+            ca = self._found.ca if self._found else ""
+            return Endpoint(str(answer["base_url"]), str(answer["api_key"]), ca)
         except KeyError as error:
             raise GatewayError(f"gateway: the session of {execution} has no {error}") from None
 
@@ -163,6 +167,7 @@ class GatewaySessions:
             self._found.url + path,
             json=body,
             headers={"authorization": f"Bearer {self._found.token}"},
+            ssl=trust_of(self._found.ca),
         ) as response:
             if response.status in (401, 429) or response.status >= 500:
                 raise _LaterError(f"HTTP {response.status}: {(await response.text())[:300]}")

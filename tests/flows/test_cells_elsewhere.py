@@ -130,6 +130,7 @@ def test_every_cell_served_and_trained(spread: Spread) -> None:
     updates = updates_of(run)
     assert [update.update for update in updates] == [0, 1]
     assert updates[0].logprob_gap_max < 1e-3
+    assert run.store.exists(run.layout.authority), "hosts and engines were reached with TLS"
     proof = orjson.loads(run.store.read(run.layout.manifest))
     for cell in AWAY:
         assert proof["cells"][cell]["mooncake"]["read_bytes"] > 0, "weights came over the network"
