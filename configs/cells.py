@@ -246,6 +246,15 @@ class GatewayConfig(Section):
     calls: int = setting(
         4096, "Most concurrent calls of one gateway process.", unit="calls", ge=1, le=1_048_576
     )
+    key_life_s: float = setting(
+        259_200,
+        "Time after which an execution's key is refused, since the execution was opened, or opened "
+        "again by a later attempt. It dies with its execution anyway; above the longest execution, "
+        "waiting included.",
+        unit="seconds",
+        gt=0,
+        le=31_536_000,
+    )
     header_limit_kb: float = setting(
         32, "Largest headers of a request, all together.", unit="kB", gt=0, le=60
     )

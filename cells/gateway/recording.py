@@ -32,6 +32,9 @@ class SessionRecord(Record):
     temperature: float
     policy_version: int
     closed: bool
+    expires_at: float | None = None
+    """Until when the key is good, in seconds since the epoch; records of an older version have no
+    such time."""
 
 
 class Turn(Record):

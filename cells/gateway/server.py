@@ -75,7 +75,7 @@ class Gateway:
         secured = any(config.tls.secures(cell.address) for cell in config.cells.cells)
         self._wire = Wire(trusting(tls.ca()) if secured else None)
         self._recorder = Recorder()
-        self._sessions = Sessions(store, layout, places)
+        self._sessions = Sessions(store, layout, places, config.gateway.key_life_s)
         services = Services(
             codec=codec,
             wire=self._wire,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import secrets
 import time
@@ -78,6 +79,8 @@ class Session:
         calls = [call for call, _ in recorded]
         self.record = record
         self.log = log
+        # Counted from here on: a clock that is set must not end what runs.
+        self._expires = time.monotonic() + record_life_s(record)
         self._drawer = Drawer(rebuild(recorded))
         self.calls = len(calls)
         """Recorded calls."""
@@ -131,14 +134,31 @@ class Session:
             self._tools = tools, key
         return key
 
+    @property
+    def life_s(self) -> float:
+        """Seconds until its key expires."""
+        return self._expires - time.monotonic()
+
+    def renew(self, record: SessionRecord) -> None:
+        """Go on with a record that expires later."""
+        self.record = record
+        self._expires = time.monotonic() + record_life_s(record)
+
     def check(self, key: str) -> None:
-        """Refuse a wrong key.
+        """Refuse a wrong key, or one that has expired.
 
         Raises:
             RefusedError: 401.
         """
         if not secrets.compare_digest(key.encode(), self.record.api_key.encode()):
             raise _wrong_key()
+        if self.life_s <= 0:
+            raise RefusedError(401, "expired_api_key", "this key has expired (gateway.key_life_s)")
+
+
+def record_life_s(record: SessionRecord) -> float:
+    """Seconds from now until the key of a record expires."""
+    return math.inf if record.expires_at is None else record.expires_at - time.time()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +171,16 @@ class Closed:
 
 
 class Sessions:
-    """Opens, finds and closes executions."""
+    """Opens, finds and closes executions.
 
-    def __init__(self, store: Store, layout: RunLayout, places: Places) -> None:
+    Args:
+        key_life_s: how long a key is good after its execution was opened, or opened again.
+    """
+
+    def __init__(
+        self, store: Store, layout: RunLayout, places: Places, key_life_s: float = math.inf
+    ) -> None:
+        self._key_life_s = key_life_s
         self._store = store
         self._layout = layout
         self._places = places
@@ -169,7 +196,7 @@ class Sessions:
 
         Raises:
             RefusedError: 401 for a wrong key or an unknown execution (which of the two is not
-                told), 410 after its end, 503 while this gateway stops.
+                told), or a key that has expired; 410 after its end, 503 while this gateway stops.
         """
         if self._stopping:
             raise _stopping()
@@ -200,25 +227,36 @@ class Sessions:
         if known is None:
             return
         if not known.closed:
-            await self.start(execution_id, known.temperature, known.policy_version)
+            await self._start(execution_id, known.temperature, known.policy_version, renew=False)
             return
         calls = [call for call, _ in await asyncio.to_thread(log.read)]
         waited = sum(call.waited_s for call in calls)
         self.closed.setdefault(execution_id, Closed(known.api_key, len(calls), waited))
 
     async def start(self, execution_id: str, temperature: float, version: int) -> Session:
-        """Open an execution, or go on with it where storage knows it.
+        """Open an execution, or go on with it where storage knows it, and renew its key's life.
 
         Raises:
             StorageError, RecordError: what is stored can't be read, or nothing can be written.
         """
+        return await self._start(execution_id, temperature, version, renew=True)
+
+    async def _start(
+        self, execution_id: str, temperature: float, version: int, *, renew: bool
+    ) -> Session:
         async with self._lock(execution_id):
             session = self.open.get(execution_id)
             if session is None:
-                session = await asyncio.to_thread(self._load, execution_id, temperature, version)
+                session = await asyncio.to_thread(
+                    self._load, execution_id, temperature, version, renew
+                )
                 session.restore()
                 self.open[execution_id] = session
                 self.closed.pop(execution_id, None)
+            elif renew and session.life_s < self._key_life_s / 2:
+                record = session.record.model_copy(update={"expires_at": self._expiry()})
+                await asyncio.to_thread(session.log.write_session, record)
+                session.renew(record)
             return session
 
     async def end(self, execution_id: str) -> Closed | None:
@@ -253,7 +291,11 @@ class Sessions:
             self._locks[execution_id] = lock = asyncio.Lock()
         return lock
 
-    def _load(self, execution_id: str, temperature: float, version: int) -> Session:
+    def _expiry(self) -> float | None:
+        """Of a key that is given or renewed now."""
+        return time.time() + self._key_life_s if self._key_life_s < math.inf else None
+
+    def _load(self, execution_id: str, temperature: float, version: int, renew: bool) -> Session:
         log = ExecutionLog(self._store, self._layout, execution_id)
         known = log.session()
         record = SessionRecord(
@@ -262,6 +304,7 @@ class Sessions:
             temperature=temperature,
             policy_version=version,
             closed=False,
+            expires_at=self._expiry() if renew or known is None else known.expires_at,
         )
         if record != known:
             log.write_session(record)

@@ -11,6 +11,9 @@ import httpx
 import pytest
 
 from cells.daemon import Registration
+from cells.gateway.recording import ExecutionLog
+from cells.gateway.routing import Places
+from cells.gateway.sessions import Sessions
 from cells.process import end_group, spawn
 from configs.load import dump_config
 from configs.run import RunConfig
@@ -92,6 +95,40 @@ async def test_executions_see_nothing_of_one_another(bench, engine, script, say)
     await bench.admin("DELETE", "/admin/executions/e1")
     dead = await bench.http.get(f"{one.base_url}/models", headers={"x-api-key": one.key})
     assert dead.status_code == 410
+
+
+async def test_a_key_expires(make_bench) -> None:
+    async with make_bench(key_life_s=1e-6) as bench:
+        one = await bench.open("e1")
+        for path in PATHS:
+            url = f"{one.base_url}/{path}"
+            answer = await bench.http.post(url, headers={"x-api-key": one.key}, json={})
+            assert answer.status_code == 401 and "expired" in answer.text
+            wrong = await bench.http.post(url, headers={"x-api-key": "other"}, json={})
+            assert wrong.status_code == 401 and "expired" not in wrong.text
+
+
+async def test_only_who_opens_an_execution_again_renews_its_key(tmp_path) -> None:
+    """Its client does not, not even where it makes a later gateway take it up."""
+    store, layout = Store(tmp_path), RunLayout("r1")
+    first = Sessions(store, layout, Places(), key_life_s=1000)
+    await first.start("e1", 1.0, 0)
+    await first.close()
+    record = ExecutionLog(store, layout, "e1").session()
+    assert record is not None and record.expires_at is not None
+    old = record.model_copy(update={"expires_at": record.expires_at - 995})
+    ExecutionLog(store, layout, "e1").write_session(old)
+
+    second = Sessions(store, layout, Places(), key_life_s=1000)
+    await second.recover("e1")
+    assert 0 < second.open["e1"].life_s < 10
+    await second.start("e1", 1.0, 0)
+    assert second.open["e1"].life_s > 990
+    await second.close()
+    third = Sessions(store, layout, Places(), key_life_s=1000)
+    await third.recover("e1")
+    assert third.open["e1"].life_s > 900
+    await third.close()
 
 
 async def test_logs_hold_no_secrets_and_no_messages(tmp_path, tokenizer, engine, script, say):
