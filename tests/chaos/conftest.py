@@ -13,12 +13,14 @@ from tests.cells.gateway.conftest import (
     script,
     tokenizer,
 )
+from tests.chaos.failing_store import failing
 from tests.flows.conftest import orchestrated
 
 __all__ = [
     "bench",
     "codec",
     "engine",
+    "failing",
     "gateway_process",
     "make_bench",
     "orchestrated",
