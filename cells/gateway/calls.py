@@ -156,6 +156,8 @@ class LiveCall:
                 piece = await flight.run(self._left())
             except EngineRefusedError as error:
                 raise RefusedError(400, "engine_refused", str(error)) from None
+            finally:
+                self._flight = None  # it knows this call: a cycle, which only a collection ends
             self._take(piece, cell)
             if self._stopped_across():
                 return End.STOP

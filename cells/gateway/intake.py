@@ -115,7 +115,7 @@ class Intake:
         session.resends.start(shared)
         session.running[call] = task
         self._running += 1
-        task.add_done_callback(lambda done: self._ended(session, call, done))
+        task.add_done_callback(lambda done: self._ended(session, call, shared, done))
         return Delivery(shared, stream=chat.stream)
 
     def _admit(self, session: Session) -> None:
@@ -127,8 +127,11 @@ class Intake:
             text = f"{self._total_limit} calls are running at this gateway"
             raise RefusedError(503, "overloaded", text, retry_after_s=RETRY_AFTER_S)
 
-    def _ended(self, session: Session, call: LiveCall, task: asyncio.Task[Reply | None]) -> None:
+    def _ended(
+        self, session: Session, call: LiveCall, shared: Shared, task: asyncio.Task[Reply | None]
+    ) -> None:
         self._running -= 1
+        shared.ended()
         session.running.pop(call, None)
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, RefusedError):

@@ -118,6 +118,11 @@ class Shared:
         self.call_id, self.prompt_tokens = generation.call_id, generation.prompt_tokens
         self.reply = task
 
+    def ended(self) -> None:
+        """The call has its reply, or none. It and this know each other, and cycles would be left to
+        the collector, which holds up every call while it looks at thousands of them."""
+        self._generation = None
+
     def emit(self, field: str, text: str) -> None:
         """Take a piece of text, for those who stream now and those who will."""
         self.pieces.append((field, text))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import io
 import pickle
 import sys
 import time
@@ -20,6 +21,9 @@ REST_AFTER_S = 60.0
 that packing and unpacking a long history takes."""
 LOOK_EVERY_S = 10.0
 _LEVEL = 3
+_AT_ONCE = 16
+"""Calls that are pickled in a row. All of a long history would hold up every other execution for a
+tenth of a second."""
 
 
 class Drawer:
@@ -33,8 +37,7 @@ class Drawer:
         """The recorded calls."""
         self._used_at = time.monotonic()
         if isinstance(self._kept, bytes):
-            _, self._kept = pickle.loads(zstandard.decompress(self._kept))
-        assert isinstance(self._kept, Branches)
+            self._kept = _unpacked(self._kept)
         return self._kept
 
     @property
@@ -53,15 +56,30 @@ class Drawer:
         if isinstance(branches, bytes):
             return False
         # With parents first, which pickle would else reach by one level of recursion each.
-        nodes = branches.nodes()
-        for node in nodes:
-            node.pack()
-        data = pickle.dumps((nodes, branches), protocol=5)
-        packed = await asyncio.to_thread(zstandard.compress, data, _LEVEL)
+        nodes, data = branches.nodes(), io.BytesIO()
+        pickler = pickle.Pickler(data, protocol=5)
+        for at in range(0, len(nodes), _AT_ONCE):
+            part = nodes[at : at + _AT_ONCE]
+            for node in part:
+                node.pack()
+            pickler.dump(part)
+            await asyncio.sleep(0)
+            if self._used_at != used_at:
+                return False
+        pickler.dump(branches)
+        packed = await asyncio.to_thread(zstandard.compress, data.getbuffer(), _LEVEL)
         if self._used_at != used_at:
             return False
         self._kept = packed
         return True
+
+
+def _unpacked(packed: bytes) -> Branches:
+    """What was packed: rows of calls, and at last the tree that they are in."""
+    unpickler = pickle.Unpickler(io.BytesIO(zstandard.decompress(packed)))
+    while not isinstance(part := unpickler.load(), Branches):
+        pass
+    return part
 
 
 class Restful(Protocol):

@@ -71,9 +71,9 @@ async def test_calls_go_on_after_a_rest(packed, bench, engine, script, say) -> N
     assert [one["input_ids"] for one in engine.requests] == [whole[one.call_id] for one in calls]
 
 
-async def test_long_histories_are_packed_small() -> None:
+def long_branches(turns: int = TURNS) -> tuple[Branches, Node]:
     branches, node = Branches(), None
-    for number in range(TURNS):
+    for number in range(turns):
         said = {"role": "user", "content": f"turn {number} " + "x" * 500}
         reply = {"role": "assistant", "content": f"answer {number}"}
         node = Node(
@@ -90,6 +90,12 @@ async def test_long_histories_are_packed_small() -> None:
             length=101 * (number + 1),
         )
         branches.add(node)
+    assert node is not None
+    return branches, node
+
+
+async def test_long_histories_are_packed_small() -> None:
+    branches, node = long_branches()
     parts, history, ids = node.parts(), node.history(), node.ids()
     drawer = Drawer(branches)
     assert await drawer.pack()
@@ -108,3 +114,16 @@ async def test_what_is_asked_for_meanwhile_is_not_packed() -> None:
     branches = drawer.open()
     assert not await packing
     assert drawer.open() is branches
+
+
+async def test_what_is_asked_for_while_it_is_pickled_is_not_packed() -> None:
+    branches, node = long_branches(100)
+    history = node.history()
+    drawer = Drawer(branches)
+    packing = asyncio.create_task(drawer.pack())
+    await asyncio.sleep(0)  # others have a turn before all calls are pickled
+    assert drawer.open() is branches
+    assert not await packing
+    assert drawer.packed_bytes is None and node.history() == history
+    assert await drawer.pack()
+    assert drawer.open().last["main"].history() == history
