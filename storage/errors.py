@@ -21,14 +21,28 @@ class DiskFullError(StorageError):
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL_CODES = frozenset(("XMinioStorageFull", "QuotaExceeded", "InsufficientStorage"))
+"""Of MinIO, of Ceph, and of stores that answer with the status of WebDAV."""
 
 
 def refused(path: str | Path, error: Exception, what: str = "can't be written") -> StorageError:
     """The error to raise for what the system, or the client of a store, said about ``path``."""
     if not isinstance(error, OSError):
         return StorageError(f"{path}: {what}: {error}")
+    if (code := _store_code(error)) in _FULL_CODES:
+        return DiskFullError(
+            f"{path}: {what}: the store is full ({code}). Free some there: gyre gc --dry-run shows "
+            f"what can go; then retry, or go on with gyre train --resume"
+        )
     text = f"{path}: {what}: {error.strerror or error}{_advice(path, error)}"
     return DiskFullError(text) if error.errno in _FULL else StorageError(text)
+
+
+def _store_code(error: OSError) -> str:
+    """The word of an object store behind an error that its client has translated."""
+    answer = getattr(error.__cause__, "response", None)
+    found = answer.get("Error", {}).get("Code") if isinstance(answer, dict) else None
+    return str(found or "")
 
 
 def _advice(path: str | Path, error: OSError) -> str:

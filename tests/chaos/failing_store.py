@@ -24,6 +24,7 @@ class Failing:
         self.root = ""
         self.failures = 0
         self.status = "503 Slow Down"
+        self.code = "SlowDown"
         self.loses_answers = False
         """What fails has taken effect all the same."""
         self.tries: Counter[tuple[str, str]] = Counter()
@@ -38,7 +39,7 @@ class Failing:
             else:
                 environment["wsgi.input"].read(int(environment.get("CONTENT_LENGTH") or 0))
             start(self.status, [("content-type", "application/xml")])
-            return [b"<Error><Code>SlowDown</Code><Message>later</Message></Error>"]
+            return [f"<Error><Code>{self.code}</Code><Message>no</Message></Error>".encode()]
         return self._inner(environment, start)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from s3fs import S3FileSystem
 
-from storage.errors import StorageError
+from storage.errors import DiskFullError, StorageError
 from storage.journal import Journal, read_journal
 from storage.objects import Store
 from tests.chaos.failing_store import Failing
@@ -51,3 +51,28 @@ def test_an_answer_that_is_lost_repeats_no_line(failing: Failing) -> None:
     assert read_journal(store, "ledger") == [b"one", b"two"]
     assert store.write_once("verdict", b"0.5"), "it is there, and is what was to be written"
     assert not store.write_once("verdict", b"0.75")
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [("507 Insufficient Storage", "XMinioStorageFull"), ("403 Forbidden", "QuotaExceeded")],
+)
+def test_a_full_store_is_told_at_once_and_gone_on_with(
+    failing: Failing, status: str, code: str
+) -> None:
+    store = Store(f"s3://failing/{failing.root}")
+    store.write("old", b"old")
+    journal = Journal(store, "ledger")
+    journal.append([b"first"])
+    failing.failures, failing.status, failing.code = 1 << 30, status, code
+    told = f"failing/{failing.root}/new.*the store is full \\({code}\\)"
+    with pytest.raises(DiskFullError, match=told):
+        store.write("new", b"new")
+    with pytest.raises(DiskFullError, match="gyre gc --dry-run"):
+        journal.append([b"second"])
+    assert failing.tries[("PUT", f"/failing/{failing.root}/new")] == 1, "asking again is no use"
+    failing.failures = 0
+    assert store.read("old") == b"old" and not store.exists("new")
+    journal.append([b"second"])
+    journal.close()
+    assert read_journal(store, "ledger") == [b"first", b"second"]
