@@ -15,11 +15,10 @@ from tasks.sampling.group import read_calls
 from tasks.warm_start.build import policy_key
 from tests.flows.conftest import FinishedRun, finish, start_gyre
 from tests.flows.orchestrated import logs, marked_processes
+from tests.moved import moved_prefixes
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1000)]
 
-PAGE = 16
-"""Tokens of a page of the pool."""
 SETTINGS = (
     "cells.policy=elastic",
     "cells.kv_pool=true",
@@ -82,14 +81,10 @@ def test_the_core_moved_weights_to_the_other_cell(elastic_run: Run) -> None:
 
 
 def test_prefixes_followed_the_executions_that_moved(elastic_run: Run) -> None:
-    kept = cached = 0
+    tokens = cached = 0
     for name in elastic_run.store.children(f"{elastic_run.layout.prefix}/executions"):
-        calls = read_calls(elastic_run.store, elastic_run.layout, name)
-        cells = {call.call_id: call.cell for call in calls}
-        moved = [call for call in calls if call.parent and cells[call.parent] != call.cell]
-        kept += sum(call.kept // PAGE * PAGE for call in moved)
-        cached += sum(min(call.cached_tokens, call.kept) for call in moved)
-    assert kept > 0
-    # Without the pool a page of the common system prompt is all. What a cell had sampled when it
-    # was aborted may be asked for elsewhere before it is written.
-    assert cached > 0.4 * kept
+        found = moved_prefixes(read_calls(elastic_run.store, elastic_run.layout, name))
+        tokens, cached = tokens + found[0], cached + found[1]
+    print(f"\nfound after a move: {cached} of {tokens} tokens")
+    # Without the pool a page of the common system prompt is all.
+    assert cached > 0.8 * tokens > 0
