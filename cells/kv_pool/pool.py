@@ -20,6 +20,7 @@ from typing import Any
 from cells.ports import free_port
 from cells.process import end_group, spawn
 from cells.reason import exit_words, last_line, log_since, log_size
+from cells.transfer.listening import heard_at
 
 MASTER = "mooncake_master"
 METADATA = "P2PHANDSHAKE"
@@ -60,9 +61,10 @@ class KvPool:
         self._segment: Any = MooncakeDistributedStore()
         try:
             self._wait_listening(host, limit_s)
-            code = self._segment.setup(
-                host, METADATA, size, _LOCAL_BUFFER_BYTES, "tcp", "", self.address
-            )
+            with heard_at(host):
+                code = self._segment.setup(
+                    host, METADATA, size, _LOCAL_BUFFER_BYTES, "tcp", "", self.address
+                )
             if code != 0:
                 raise KvPoolError(f"Mooncake took no segment of {size} bytes: code {code}\n{log}")
         except BaseException:

@@ -27,6 +27,7 @@ from cells.transfer.errors import (
     TransferError,
     TransferTimeoutError,
 )
+from cells.transfer.listening import heard_at
 
 CHUNK_BYTES = 16 << 20
 IN_FLIGHT = 8
@@ -131,7 +132,9 @@ def _make_engine(host: str) -> Any:
     from mooncake.engine import TransferEngine
 
     engine = TransferEngine()
-    if engine.initialize(host, "P2PHANDSHAKE", "tcp", "") != 0:
+    with heard_at(host):
+        code = engine.initialize(host, "P2PHANDSHAKE", "tcp", "")
+    if code != 0:
         raise TransferError(f"Mooncake can't listen on {host}: no free port or a wrong address")
     return engine
 
