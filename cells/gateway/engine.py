@@ -195,7 +195,7 @@ class Flight:
             raise ValueError(f"tokens {len(piece.ids)} to {start} are missing")
         new = rows[len(piece.ids) - start :]
         logprobs = [float(row[0]) for row in new]
-        if not all(map(math.isfinite, logprobs)):
+        if not math.isfinite(sum(logprobs)):
             raise ValueError("a log-probability is not finite")
         ids = [int(row[1]) for row in new]
         piece.ids += ids

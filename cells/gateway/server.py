@@ -185,14 +185,15 @@ def _free(host: str, port: int) -> int:
 
 def _settle() -> None:
     """Make long use cheap. Histories are many small objects that live long, and looking through all
-    of them for garbage takes seconds: so that is done rarely, and not with what was loaded."""
+    of them for garbage takes seconds: so that is done rarely, and not with what was loaded. What is
+    new is looked through in small parts, each of which takes a few milliseconds."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one text at a time; threads only cost
     # Each execution holds two files and up to two connections.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    gc.set_threshold(5_000, 200, 50)
 
 
 def main() -> None:

@@ -118,7 +118,10 @@ class _Connection(asyncio.Protocol):
         self._whole = self.reusable = False
         self._error = b""
         self._transport.writelines(request)
-        return await self._answer
+        try:
+            return await self._answer
+        finally:
+            self._take = _nobody  # a connection that waits keeps no call
 
     def keep(self, seconds: float | None) -> None:
         """Close after so long; None for not at all."""
@@ -201,6 +204,10 @@ async def _connect(
     finally:
         connecting.cancel()
     raise ConnectionError(f"no connection within {CONNECT_LIMIT_S:g} s")
+
+
+def _nobody(data: bytes) -> None:
+    """Takes what comes when nothing was asked."""
 
 
 @lru_cache(maxsize=1024)

@@ -127,17 +127,16 @@ class Words:
 
     def _of_words(self, words: list[str]) -> list[int]:
         known = self._known
-        try:
-            return list(chain.from_iterable(map(known.__getitem__, words)))
-        except KeyError:
-            new = [word for word in dict.fromkeys(words) if word not in known]
-        encodings = self._backend.encode_batch_fast(new, add_special_tokens=False)
-        learnt = {word: one.ids for word, one in zip(new, encodings, strict=True)}
-        found = (learnt[word] if word in learnt else known[word] for word in words)
-        ids = list(chain.from_iterable(found))
-        if len(known) + len(learnt) > WORDS:
+        new = list(set(words).difference(known))
+        if new:
+            encodings = self._backend.encode_batch_fast(new, add_special_tokens=False)
+            known.update(zip(new, (one.ids for one in encodings), strict=True))
+        ids = list(chain.from_iterable(map(known.__getitem__, words)))
+        for word in new:
+            if len(word) > LONG:
+                del known[word]
+        if len(known) > WORDS:
             known.clear()
-        known.update((word, one) for word, one in learnt.items() if len(word) <= LONG)
         return ids
 
 

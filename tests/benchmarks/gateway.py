@@ -224,7 +224,7 @@ def render_times(codec: Codec, texts: Texts, turns: int) -> dict[str, float]:
     and render alone."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 50)  # as the gateway does
+    gc.set_threshold(5_000, 200, 50)  # as the gateway does
     branches, seen, dialect = Branches(), Seen(), ChatDialect()
     read, rendered = [], []
     messages: list[dict[str, Any]] = [{"role": "system", "content": texts.result()}]
