@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -163,6 +164,13 @@ def engine_environment(settings: EngineSettings, base: Mapping[str, str]) -> dic
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
+    if settings.nodes > 1:
+        env |= {
+            "SGLANG_HOST_IP": settings.host,
+            # By /dev/shm, which containers may share, it takes machines for one, and has its parts
+            # wait for each other at 127.0.0.1; without its queue it broadcasts over the network.
+            "SGLANG_USE_MESSAGE_QUEUE_BROADCASTER": "0",
+        }
     if settings.kv_pool is not None:
         env |= {
             "MOONCAKE_MASTER": settings.kv_pool,
@@ -178,4 +186,15 @@ def engine_environment(settings: EngineSettings, base: Mapping[str, str]) -> dic
         env |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         # Spares the import of some hundred architectures, a fifth of the start.
         env["SGLANG_EXTERNAL_MODEL_PACKAGE"] = "cells.serving.cpu_support.models"
+        if settings.ranks > 1:
+            env |= {
+                # It refuses more ranks than memory nodes unless it is told the cores of each.
+                "SGLANG_CPU_OMP_THREADS_BIND": "|".join([_all_cores()] * settings.ranks),
+                # Of a shared embedding it compiles a few lines, which takes C++ and a minute.
+                "TORCHDYNAMO_DISABLE": "1",
+            }
     return env
+
+
+def _all_cores() -> str:
+    return f"0-{(os.cpu_count() or 1) - 1}"

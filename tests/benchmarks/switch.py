@@ -238,13 +238,14 @@ def timed(switch: Callable[[], Parts]) -> Parts:
 
 
 @contextmanager
-def bench(kind: str, folder: Path) -> Iterator[tuple[Bench, int]]:
+def bench(kind: str, chosen: list[str], folder: Path) -> Iterator[tuple[Bench, int]]:
     """A bench with a policy of that kind, and the bytes of its weights."""
     settings = [
         "cells.cells=[{name: a, core: true, cpus: [0]}, {name: b, cpus: [1]}]",
         f"cells.start_limit_s={START_LIMIT_S}",
         f"cells.release_memory={str(kind == 'offloaded').lower()}",
         f"storage.root={folder}",
+        *chosen,
     ]
     config = load_config("quickstart", settings, environment={})
     policy = make_policy(folder / kind, KINDS[kind].shape, config.model.context)
@@ -267,8 +268,8 @@ def bench(kind: str, folder: Path) -> Iterator[tuple[Bench, int]]:
         stop_daemons(keeper.clients(), 15)
 
 
-def measure(kind: str, rounds: int, folder: Path) -> dict[str, Any]:
-    with bench(kind, folder) as (made, weights):
+def measure(kind: str, rounds: int, chosen: list[str], folder: Path) -> dict[str, Any]:
+    with bench(kind, chosen, folder) as (made, weights):
         made.round()  # the first one loads and compiles what later ones have
         found = []
         for number in range(rounds):
@@ -337,10 +338,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kinds", nargs="*", default=list(KINDS), help="resident, offloaded")
     parser.add_argument("--rounds", type=int, help="of each, instead of its own number")
+    parser.add_argument(
+        "--set", dest="chosen", action="append", default=[], help="a setting, as in gyre train"
+    )
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gyre-switch-") as folder:
         found = {
-            kind: measure(kind, given.rounds or KINDS[kind].rounds, Path(folder))
+            kind: measure(
+                kind, given.rounds or KINDS[kind].rounds, given.chosen, Path(folder) / kind
+            )
             for kind in given.kinds
         }
     print(json.dumps(found, indent=1))

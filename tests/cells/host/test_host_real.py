@@ -21,6 +21,7 @@ import pytest
 
 from cells.client import DaemonClient, DaemonError, FencedError
 from cells.process import cpu_seconds, end_group, spawn
+from cells.tls import trust_of
 from storage.records import CallKind, GroupHeader
 from storage.run import Run
 from storage.samples import Sample, SealedGroup, seal
@@ -145,7 +146,9 @@ def generate(client: DaemonClient) -> dict[str, Any]:
         "return_logprob": True,
         "extra_key": str(engine["version"]),
     }
-    answer = httpx.post(f"{engine['url']}/generate", json=body, timeout=LIMIT_S).json()
+    trust = trust_of(client.registration.ca)
+    response = httpx.post(f"{engine['url']}/generate", json=body, timeout=LIMIT_S, verify=trust)
+    answer = response.json()
     assert {s["version"] for s in answer["meta_info"]["weight_versions"]} == {
         str(engine["version"])
     }
