@@ -23,8 +23,11 @@ from prefect.states import AwaitingRetry
 RETRIES = 5
 """Of one flow run. What ends a flow again and again is no accident."""
 SETTLE_S = 10.0
-"""A worker reports a crash twice, seconds apart, and its second report takes a retry back that
-came before it: then it is asked for again."""
+"""A retry that something takes back is asked for again after so long."""
+FIRST_REPORT = "Process exited with status code"
+"""A worker reports a killed process twice: with this, and, when the hooks of the flow have run, for
+good. Its second report takes back a retry that came before, whose process may have begun."""
+SECOND_REPORT_S = 90.0
 PATIENCE_S = 300.0
 """How long a crashed run is asked for again before it stays as it is."""
 LOOK_EVERY_S = 15.0
@@ -43,6 +46,7 @@ class Revival:
         self._since: dict[tuple[UUID, int], float] = {}
         """When each run was first seen crashed, by its id and how often it had begun."""
         self._asked: dict[UUID, float] = {}
+        self._told: set[tuple[UUID, int]] = set()
 
     def see_to(self, found: FlowRun) -> bool:
         """Whether a run that has crashed is going to be run again; it is asked for here.
@@ -58,8 +62,12 @@ class Revival:
         first = self._since.setdefault((found.id, attempt), now)
         if now - first > PATIENCE_S:
             return False
+        early = (found.state.message or "").startswith(FIRST_REPORT)
+        if early and now - first < SECOND_REPORT_S:
+            return True
         if now - self._asked.get(found.id, -SETTLE_S) >= SETTLE_S:
-            if first == now:
+            if (found.id, attempt) not in self._told:
+                self._told.add((found.id, attempt))
                 self._say(
                     f"flow run {found.name} has crashed ({found.state.message}): it is run again, "
                     f"{attempt} of {RETRIES} times"

@@ -11,7 +11,16 @@ from httpx import ConnectError
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.states import Completed, Crashed
 
-from flows.revival import LOOK_EVERY_S, PATIENCE_S, RETRIES, SETTLE_S, CrashWatch, Revival
+from flows.revival import (
+    FIRST_REPORT,
+    LOOK_EVERY_S,
+    PATIENCE_S,
+    RETRIES,
+    SECOND_REPORT_S,
+    SETTLE_S,
+    CrashWatch,
+    Revival,
+)
 
 
 class _Server:
@@ -75,6 +84,23 @@ def test_a_retry_that_the_worker_took_back_is_asked_for_again(clock: SimpleNames
     assert len(server.asked) == 2 and len(told) == 1
     clock.s += PATIENCE_S
     assert not seen.see_to(found), "nobody runs it"
+
+
+def test_the_workers_last_word_is_waited_for(clock: SimpleNamespace) -> None:
+    told: list[str] = []
+    server: Any = _Server()
+    seen = Revival(server, told.append)
+    first, last = crashed(1, f"{FIRST_REPORT}: -9"), Crashed(message="Flow run infrastructure ...")
+    assert seen.see_to(first), "it is going to be run again"
+    assert server.asked == [] and told == []
+    clock.s += 50
+    assert seen.see_to(first.model_copy(update={"state": last}))
+    assert len(server.asked) == len(told) == 1
+    alone = crashed(1, f"{FIRST_REPORT}: -9")
+    assert seen.see_to(alone)
+    clock.s += SECOND_REPORT_S
+    assert seen.see_to(alone), "that worker says no more"
+    assert len(server.asked) == 2
 
 
 def test_what_did_not_crash_or_never_began_is_left(clock: SimpleNamespace) -> None:
