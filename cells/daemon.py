@@ -22,6 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from cells.lag import Lag
+from cells.ports import listen
 from cells.tls import Tls
 from storage.objects import MissingObjectError, Store
 from storage.records import Record
@@ -153,7 +154,8 @@ class Daemon:
 
     async def run(self, store: Store, key: str) -> None:
         """Listen, register at ``key``, serve, and close everything at the end."""
-        with socket.create_server(self._address) as listener:
+        host, port = self._address
+        with socket.create_server((host, port)) if port else listen(host) as listener:
             host, port = listener.getsockname()[:2]
             config, ca = await asyncio.to_thread(self._configured)
             server = _Server(config)

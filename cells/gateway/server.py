@@ -33,6 +33,7 @@ from cells.gateway.sessions import Sessions
 from cells.gateway.settling import Settler
 from cells.gateway.shards import Shards, gather_metrics, process_names
 from cells.gateway.wire import Wire
+from cells.ports import listen
 from cells.tls import Tls, trusting
 from configs.run import RunConfig
 from storage.layout import RunLayout
@@ -168,14 +169,21 @@ def choose_port(store: Store, layout: RunLayout, config: RunConfig, name: str) -
     key, last = layout.address(name), 0
     with suppress(MissingObjectError, RecordError):
         last = store.read_record(key, Address).port
-    port = _free(config.gateway.host, last) or _free(config.gateway.host, 0)
+    port = _free(config.gateway.host, last) or _any_port(config.gateway.host)
     if port != last:
         store.write_record(key, Address(port=port))
     return port
 
 
+def _any_port(host: str) -> int:
+    with listen(host) as listener:
+        return int(listener.getsockname()[1])
+
+
 def _free(host: str, port: int) -> int:
-    """``port``, or any for 0, if it can be listened on now; else 0."""
+    """``port`` if it is one and can be listened on now; else 0."""
+    if not port:
+        return 0
     try:
         with socket.create_server((host, port)) as listener:
             return int(listener.getsockname()[1])

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cells.kv_pool.pool import METADATA
-from cells.serving.launch import ADMIN_KEY
+from cells.serving.launch import ADMIN_KEY, API_KEY
 from cells.tls import Identity
 from configs.cells import Device
 from configs.layout import Precision
+from configs.tls import is_loopback
 
 _DTYPES = {Precision.FP32: "float32", Precision.BF16: "bfloat16"}
 PAGE = 16
@@ -48,7 +49,8 @@ class EngineSettings:
         requests: most requests that run at once; further ones queue.
         seed: of the sampling. Servers of a run need different ones: with the same, members of a
             group that run on two cells could draw the same numbers.
-        admin_key: bearer token of the control calls; generations need none.
+        admin_key: bearer token of the control calls; generations need it on other than loopback
+            addresses only.
         release_memory: it will be asked to give its memory back.
         gpus: that share the model's matrices, on ``cuda`` or on several machines.
         nodes: machines that they are on, as many on each.
@@ -164,6 +166,8 @@ def engine_environment(settings: EngineSettings, base: Mapping[str, str]) -> dic
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
+    if not is_loopback(settings.host):
+        env[API_KEY] = settings.admin_key
     if settings.nodes > 1:
         env |= {
             "SGLANG_HOST_IP": settings.host,

@@ -1,7 +1,7 @@
 """``python -m cells.serving.launch FLAGS``: SGLang's own server, with what the machine lacks.
 
-All flags are SGLang's; the admin key comes in a variable, because every user of a machine sees the
-flags of a process. With ``--device cpu`` the stand-ins of ``cells.serving.cpu_support`` are
+All flags are SGLang's; the keys come in variables, because every user of a machine sees the flags
+of a process. With ``--device cpu`` the stand-ins of ``cells.serving.cpu_support`` are
 installed first; with another device this is stock SGLang (not run on a GPU).
 """
 
@@ -14,6 +14,8 @@ from cells.serving.cpu_support import fork_children, install
 from cells.serving.family import end_with_parent
 
 ADMIN_KEY = "GYRE_ENGINE_ADMIN_KEY"
+API_KEY = "GYRE_ENGINE_API_KEY"
+FLAGS = {ADMIN_KEY: "admin-api-key", API_KEY: "api-key"}
 
 
 def serve_on_cpu(flags: list[str]) -> None:
@@ -47,9 +49,10 @@ if __name__ in ("__main__", "__mp_main__"):
 
 if __name__ == "__main__":
     given = sys.argv[1:]
-    if ADMIN_KEY in os.environ:
-        # As one word: a key that begins with a dash would be taken for another flag.
-        given.append(f"--admin-api-key={os.environ.pop(ADMIN_KEY)}")
+    for variable, flag in FLAGS.items():
+        if variable in os.environ:
+            # As one word: a key that begins with a dash would be taken for another flag.
+            given.append(f"--{flag}={os.environ.pop(variable)}")
     if _on_cpu(given):
         serve_on_cpu(given)
     else:

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from cells.client import DaemonClient, DaemonGoneError
 from cells.daemon import Daemon, Registration
+from cells.ports import OPEN
 from cells.tls import Tls, TlsError, issue, make_authority, trusting
 from configs.tls import TlsConfig, is_loopback
 from storage.layout import RunLayout
@@ -116,6 +117,7 @@ async def test_a_daemon_and_its_clients(tmp_path: Path) -> None:
     found = await served.registration(running)
     try:
         assert found.url.startswith("https://0.0.0.0:")
+        assert int(found.url.rpartition(":")[2]) in OPEN
         assert (await client_of(found))["name"] == "d"
         plain = found.url.replace("https", "http")
         other = make_authority().certificate

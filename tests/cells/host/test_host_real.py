@@ -147,7 +147,9 @@ def generate(client: DaemonClient) -> dict[str, Any]:
         "extra_key": str(engine["version"]),
     }
     trust = trust_of(client.registration.ca)
-    response = httpx.post(f"{engine['url']}/generate", json=body, timeout=LIMIT_S, verify=trust)
+    key = {"authorization": f"Bearer {engine['token']}"}
+    url = f"{engine['url']}/generate"
+    response = httpx.post(url, json=body, headers=key, timeout=LIMIT_S, verify=trust)
     answer = response.json()
     assert {s["version"] for s in answer["meta_info"]["weight_versions"]} == {
         str(engine["version"])

@@ -14,7 +14,9 @@ import pytest
 from cells.ports import free_port
 from cells.serving.engine import EngineGoneError
 from cells.serving.flags import EngineSettings, engine_argv, engine_environment
+from cells.serving.launch import API_KEY
 from cells.serving.process import EngineProcess
+from cells.tls import Identity
 from configs.cells import Device
 
 SETTINGS = EngineSettings(
@@ -28,6 +30,15 @@ SETTINGS = EngineSettings(
     port=1234,
     admin_key="secret-key",
 )
+
+
+def test_generations_want_a_key_where_others_can_reach_them() -> None:
+    assert API_KEY not in engine_environment(SETTINGS, {})
+    wide = replace(SETTINGS, host="10.0.0.1")
+    assert engine_environment(wide, {})[API_KEY] == SETTINGS.admin_key
+    identity = Identity(Path("c"), Path("k"), "ca")
+    argv = " ".join(engine_argv(wide, identity))
+    assert "--ssl-certfile c --ssl-keyfile k" in argv and SETTINGS.admin_key not in argv
 
 
 def test_the_admin_key_is_not_on_the_command_line() -> None:
