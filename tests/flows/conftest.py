@@ -83,13 +83,16 @@ def operated(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield site
 
 
-def start_gyre(root: Path, command: str, *arguments: str) -> subprocess.Popen[str]:
-    """Start a command with a Prefect server of its own on the storage ``root``."""
-    port = free_port()
+def start_gyre(
+    root: Path, command: str, *arguments: str, storage: str = "", port: int = 0
+) -> subprocess.Popen[str]:
+    """Start a command in ``root``, which is its storage too unless another is given; with a Prefect
+    server of its own unless the port of one is given."""
+    port = port or free_port()
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     env |= {"GYRE_SET_PREFECT__PORT": str(port), MARK: str(root)}
     return subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", command, *arguments, "--root", str(root)],
+        [sys.executable, "-m", "flows.cli", command, *arguments, "--root", storage or str(root)],
         cwd=root,
         env=env,
         stdout=subprocess.PIPE,

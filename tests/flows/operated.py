@@ -1,4 +1,5 @@
-"""`gyre serve` as a person runs it, with stand-ins for engines and replicas."""
+"""`gyre serve` as a person runs it; with stand-ins for engines and replicas unless it is told
+otherwise."""
 
 from __future__ import annotations
 
@@ -29,16 +30,24 @@ class Operated(Orchestrated):
 
 
 @contextmanager
-def gyre_served(root: Path, policy: Path) -> Iterator[Operated]:
-    """Start `gyre serve` on a new root, and end it; nothing of it may be left."""
+def gyre_served(
+    root: Path, policy: Path, *, storage: str = "", env: dict[str, str] | None = None
+) -> Iterator[Operated]:
+    """Start `gyre serve` in a new folder, and end it; nothing of it may be left.
+
+    Args:
+        storage: its storage; ``root`` when empty.
+        env: its environment, which marks its processes; that of runs with stand-ins without it.
+    """
     (root / "evaluators").mkdir()
     port = free_port()
-    argv = [sys.executable, "-m", "flows.cli", "serve", "--root", str(root), "--port", "0"]
+    argv = [sys.executable, "-m", "flows.cli", "serve", "--port", "0"]
+    argv += ["--root", storage or str(root)]
     argv += ["--set", f"prefect.port={port}", "--set", f"prefect.start_limit_s={LIMIT_S}"]
     with open(root / "serve.log", "ab") as log:
         served = subprocess.Popen(
             argv,
-            env=environment(root),
+            env=environment(root) if env is None else env,
             cwd=root,
             stdout=subprocess.PIPE,
             stderr=log,
