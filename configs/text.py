@@ -29,10 +29,13 @@ def parse(text: str) -> Any:
 
     Raises:
         yaml.YAMLError: it is not YAML, or gives a key twice.
-        ValueError: it holds more than ``NODE_LIMIT`` values; a few nested aliases can make
-            billions.
+        ValueError: it holds more than ``NODE_LIMIT`` values (a few nested aliases can make
+            billions), or one within another hundreds of times.
     """
-    return _Copy().of(yaml.load(text, _Loader))
+    try:
+        return _Copy().of(yaml.load(text, _Loader))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 class _Copy:

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from cells.body import BodyTooLargeError, read_body
 from cells.daemon import Fence, StaleEpochError
 from cells.gateway.metrics import Metrics
 from cells.gateway.routing import Cell, CellState, Places
@@ -23,6 +24,7 @@ from storage.objects import StorageError
 from storage.records import RecordError
 
 LEAVE_LIMIT_S = 10.0
+BODY_LIMIT_BYTES = 1 << 20
 
 
 class OpenBody(BaseModel):
@@ -95,6 +97,8 @@ class AdminRoutes:
                 return _error(401, "wrong token")
             try:
                 return await handler(request)
+            except BodyTooLargeError as error:
+                return _error(413, f"{request.url.path}: {error}")
             except ValidationError as error:
                 return _error(400, f"{request.url.path}: {error}")
             except StaleEpochError as error:
@@ -238,7 +242,7 @@ async def _quiet(cell: Cell) -> None:
 
 async def _json(request: Request) -> Any:
     try:
-        return orjson.loads(await request.body())
+        return orjson.loads(await read_body(request, BODY_LIMIT_BYTES))
     except orjson.JSONDecodeError:
         return None  # refused by the validation, with the path
 

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from cells.body import BodyTooLargeError, read_body
 from cells.daemon import Daemon
 from cells.host.nodes import Part, agent_daemon
 from cells.reason import CAN_NOT_START
@@ -32,6 +33,8 @@ from storage.objects import StorageError
 from storage.run import Run, open_run
 
 log = logging.getLogger("cells.host.agent")
+
+_BODY_LIMIT_BYTES = 1 << 20
 
 
 class Agent:
@@ -93,7 +96,8 @@ async def serve(run: Run, cell: str, node: int) -> None:
         return {"failure": agent.failure()}
 
     async def start(request: Request) -> dict[str, Any]:
-        await agent.start(Part.model_validate_json(await request.body()))
+        body = await read_body(request, _BODY_LIMIT_BYTES)
+        await agent.start(Part.model_validate_json(body))
         return {}
 
     async def end(_: Request) -> dict[str, Any]:
@@ -106,6 +110,8 @@ async def serve(run: Run, cell: str, node: int) -> None:
                 return JSONResponse({"error": "wrong token"}, 401)
             try:
                 return JSONResponse(await answer(request))
+            except BodyTooLargeError as error:
+                return JSONResponse({"error": f"{name}: {error}"}, 413)
             except ValidationError as error:
                 return JSONResponse({"error": f"{name}: {error}"}, 400)
             except OSError as error:

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from cells.body import BodyTooLargeError, read_body
 from cells.daemon import Daemon, StaleEpochError
 from cells.host.cell import Cell, SwitchLateError, UnknownCommandError
 from cells.host.handover import VersionAbsentError
@@ -40,10 +41,6 @@ class _Version(_Body):
 
 class _Command(_Body):
     args: dict[str, Any] = Field(default_factory=dict)
-
-
-class BodyTooLargeError(ValueError):
-    """More than a command can need."""
 
 
 class HostApi:
@@ -102,17 +99,17 @@ class HostApi:
         }
 
     async def _role(self, request: Request) -> dict[str, Any]:
-        body = _Role.model_validate_json(await _read(request))
+        body = _Role.model_validate_json(await read_body(request, BODY_LIMIT_BYTES))
         await self._cell.change_role(body.epoch, HostRole(body.role), body.version)
         return await self._status(request)
 
     async def _version(self, request: Request) -> dict[str, Any]:
-        body = _Version.model_validate_json(await _read(request))
+        body = _Version.model_validate_json(await read_body(request, BODY_LIMIT_BYTES))
         await self._cell.set_version(body.epoch, body.version)
         return await self._status(request)
 
     async def _command(self, request: Request) -> dict[str, Any]:
-        body = _Command.model_validate_json(await _read(request))
+        body = _Command.model_validate_json(await read_body(request, BODY_LIMIT_BYTES))
         name = request.path_params["command"]
         return await self._cell.command(body.epoch, name, body.args)
 
@@ -152,12 +149,3 @@ def _code(error: Exception) -> int:
             return 502
         case _:
             return 500
-
-
-async def _read(request: Request) -> bytes:
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > BODY_LIMIT_BYTES:
-            raise BodyTooLargeError(f"the body exceeds {BODY_LIMIT_BYTES} bytes")
-    return bytes(body)

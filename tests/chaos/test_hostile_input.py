@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import shutil
 import time
 from collections.abc import Callable
@@ -39,6 +40,9 @@ from tests.chaos.recorded import recorded_calls
 
 SHORT, LONG = 150, 15_000
 """Inputs of each border: there are eight."""
+ITS_OWN = 10
+"""Inputs of an example: what hypothesis draws, and what random changes make of that and of a valid
+input. To draw costs more than a border does."""
 _QUIET = (HealthCheck.too_slow, HealthCheck.function_scoped_fixture)
 
 KEYS = st.sampled_from(
@@ -112,6 +116,30 @@ def mutated(whole: bytes) -> st.SearchStrategy[bytes]:
     return edits.map(apply)
 
 
+FRAGMENTS = [b'"', b"{", b"}", b"[", b"]", b",", b":", b"null", b"-1", b"1e999", b"\\u0000"]
+FRAGMENTS += [b"\xff", b"\x00", b"\n", b"[" * 3000, b'{"a":' * 3000, b"9" * 400, b"../", b"&a *a"]
+
+
+def changed(data: bytes, other: bytes, rng: random.Random) -> bytes:
+    """One to four random changes: a byte, a cut, a part twice, a fragment, a part of another."""
+    made = bytearray(data)
+    for _ in range(rng.randint(1, 4)):
+        at, end = sorted(rng.randrange(len(made) + 1) for _ in range(2))
+        match rng.randrange(5):
+            case 0:
+                made[at : at + 1] = rng.randbytes(1)
+            case 1:
+                del made[at : min(end, at + 64)]
+            case 2:
+                made[at:at] = made[at : min(end, at + 64)]
+            case 3:
+                made[at:at] = rng.choice(FRAGMENTS)
+            case _:
+                start = rng.randrange(len(other) + 1)
+                made[at : at + rng.randrange(32)] = other[start : start + rng.randrange(64)]
+    return bytes(made)
+
+
 def hostile(whole: bytes) -> st.SearchStrategy[bytes]:
     return st.binary(max_size=200) | TREES | mutated(whole)
 
@@ -122,16 +150,19 @@ def tries(attempt: Callable[[bytes], object], whole: bytes, count: int) -> None:
     given_s: list[float] = []
 
     @settings(
-        max_examples=count,
+        max_examples=count // ITS_OWN,
         deadline=None,
         suppress_health_check=_QUIET,
         phases=(Phase.generate, Phase.shrink),
     )
-    @given(data=hostile(whole))
-    def run(data: bytes) -> None:
-        start = time.perf_counter()
-        attempt(data)
-        given_s.append(time.perf_counter() - start)
+    @given(data=hostile(whole), seed=st.integers(0, 2**32 - 1))
+    def run(data: bytes, seed: int) -> None:
+        rng = random.Random(seed)
+        for number in range(ITS_OWN):
+            start = time.perf_counter()
+            attempt(data)
+            given_s.append(time.perf_counter() - start)
+            data = changed(whole if number % 3 else data, data, rng)
 
     run()
     print(f"{len(given_s)} inputs, {len(whole)} bytes whole, slowest {max(given_s):.3f} s")

@@ -157,6 +157,14 @@ def test_a_wrong_file_is_refused_by_name(tmp_path: Path, text: str, message: str
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["[" * 5000, "{a: " * 5000, "- " * 5000])
+def test_depth_is_refused_like_any_other_fault(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        load_config(str(path))
+
+
 def test_aliases_can_not_blow_up(tmp_path: Path) -> None:
     levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     levels += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from cells.daemon import Registration
+from cells.gateway.admin import BODY_LIMIT_BYTES
 from cells.gateway.recording import ExecutionLog
 from cells.gateway.routing import Places
 from cells.gateway.sessions import Sessions
@@ -58,6 +59,15 @@ async def test_each_route_has_its_limits(make_bench, path) -> None:
             tool = b'{"type": "function", "function": %b}' % tool
         body = b'{"messages": [{"role": "user", "content": "x"}], "input": "x", "tools": [%b]}'
         await refused(400, content=body % tool)
+
+
+async def test_the_manager_s_bodies_are_limited_too(bench) -> None:
+    headers = bench.headers
+    url = f"{bench.url}/admin/executions/e1"
+    large = await bench.http.put(url, content=b"x" * (BODY_LIMIT_BYTES + 1), headers=headers)
+    assert large.status_code == 413
+    no_json = await bench.http.put(url, content=b"x", headers=headers)
+    assert no_json.status_code == 400
 
 
 async def test_calls_are_limited_in_all(make_bench, engine, script, say) -> None:
