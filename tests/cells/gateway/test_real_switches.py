@@ -27,7 +27,7 @@ pytestmark = pytest.mark.real
 CELLS = ("a", "b")
 REPLY_TOKENS = 64
 TURNS = 8
-LIMIT_S = 280.0
+LIMIT_S = 600.0
 LONG_CONTEXT = 8192
 BATCH_TOKENS = 16_384
 """Of a forward that recorded tokens are scored again by."""
@@ -141,7 +141,7 @@ async def run_and_check(
     codec = load_codec(policy, "cells.gateway.terse:TerseRenderer")
     pooled = {"kv_pool": True, "kv_backup_limit_s": 30}
     model = {"context": Qwen3Config.from_pretrained(policy).max_position_embeddings}
-    async with make_bench(renderer=codec, cells=pooled, model=model, call_limit_s=250) as bench:
+    async with make_bench(renderer=codec, cells=pooled, model=model, call_limit_s=500) as bench:
         bench.http.timeout = httpx.Timeout(LIMIT_S)
         running = Executions(bench, engines, folder, load)
         await running.run()
