@@ -235,8 +235,6 @@ COMMANDS = (
     ("train", "--config", "light.yaml", "--name", TYPED, "--seed", "5",
      "--set", "training.steps=1"),
     ("evaluate", TYPED, "--version", "1", "--problems", "2", "--samples", "2", "--json"),
-    ("sweep", SWEEP, "--param", f"trajectory.cap={','.join(CAPS)}", "--seeds", "2",
-     "--from-run", FORMED, "--json"),
     ("deploy", "--work-pool", "other",
      "--env", "AWS_SECRET_ACCESS_KEY={{ prefect.blocks.secret.gyre-s3 }}"),
     ("schedule", "train", "weekly", "--cron", "0 2 * * 6", "--config", "light.yaml"),
@@ -262,28 +260,38 @@ print(json.dumps(lines))
 """
 
 
-def test_commands_of_the_documents_work_on_the_server(swept: Swept, operated: Operated) -> None:
-    """All in one process: each would load Prefect anew."""
-    root = ("--root", str(operated.root))
-    env = environment(operated.root) | {"PREFECT_API_URL": f"{operated.url}/api"}
+def typed(site: Operated, *commands: tuple[str, ...]) -> dict[str, str]:
+    """What commands of `gyre` print, by their first two words. All in one process: each would load
+    Prefect anew."""
+    root = ("--root", str(site.root))
+    env = environment(site.root) | {"PREFECT_API_URL": f"{site.url}/api"}
     done = subprocess.run(
-        [sys.executable, "-c", _RUN_ALL, json.dumps([[*one, *root] for one in COMMANDS])],
+        [sys.executable, "-c", _RUN_ALL, json.dumps([[*one, *root] for one in commands])],
         env=env,
-        cwd=operated.root,
+        cwd=site.root,
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=1800,
     )
     assert done.returncode == 0, done.stderr
     lines = json.loads(done.stdout)
-    assert [code for _, code, _ in lines] == [0] * len(COMMANDS), lines
-    printed = {words: output for words, _, output in lines}
+    assert [code for _, code, _ in lines] == [0] * len(commands), lines
+    return {words: output for words, _, output in lines}
+
+
+def test_the_command_of_a_sweep_that_is_done_shows_it(swept: Swept, operated: Operated) -> None:
+    params = ("--param", f"trajectory.cap={','.join(CAPS)}", "--seeds", "2")
+    printed = typed(operated, ("sweep", SWEEP, *params, "--from-run", FORMED, "--json"))
+    again = json.loads(printed[f"sweep {SWEEP}"].splitlines()[-1])
+    assert again == json.loads(json.dumps(results_value(swept.results)))
+
+
+def test_commands_of_the_documents_work_on_the_server(formed: Formed, operated: Operated) -> None:
+    printed = typed(operated, *COMMANDS)
     assert operated.run(TYPED).config.seed == 5
-    typed = json.loads(printed[f"evaluate {TYPED}"])
-    assert (typed["problems"], typed["samples"]) == (2, 2)
-    assert [one["policy"] for one in typed["versions"]] == ["1"]
-    again = json.loads(printed[f"sweep {SWEEP}"])
-    assert again == json.loads(json.dumps(results_value(swept.results))), "all of it was done"
+    evaluated = json.loads(printed[f"evaluate {TYPED}"].splitlines()[-1])
+    assert (evaluated["problems"], evaluated["samples"]) == (2, 2)
+    assert [one["policy"] for one in evaluated["versions"]] == ["1"]
     schedules = {one["name"]: one for one in json.loads(printed["schedule list"])}
     assert schedules["nightly"]["timezone"] == "Europe/Berlin"
     assert schedules["weekly"]["cron"] == "0 2 * * 6"
