@@ -21,6 +21,7 @@ from cells.replica.settings import ReplicaSettings
 from cells.serving import process as serving
 from cells.serving.engine import Bucket
 from cells.serving.flags import EngineSettings
+from cells.tls import Tls
 from storage.objects import Store
 from storage.samples import read_group
 from tests.engines.scripted import Script, ScriptedEngine
@@ -59,7 +60,9 @@ class _Engine(ScriptedEngine):
 class LightEngine:
     """As ``cells.serving.process.EngineProcess``, inside this process."""
 
-    def __init__(self, settings: EngineSettings, *, cpus: Sequence[int], log: Path) -> None:
+    def __init__(
+        self, settings: EngineSettings, *, cpus: Sequence[int], log: Path, tls: Tls | None = None
+    ) -> None:
         config = orjson.loads((settings.policy / "config.json").read_bytes())
         self.pid = os.getpid()
         self.token = settings.admin_key
