@@ -1,10 +1,10 @@
 """Many agents at once, for long: 2,000 sessions for ten minutes at one gateway process.
 
-Each session has its own connection, thinks between its calls, asks ``TURNS`` times in one
-conversation that grows by 600 tokens a call, closes its execution and begins another one. Their
-first conversations are of random length, so that after ``TURNS`` pauses as many end as begin. The
-engine is a scripted one; all is recorded as in a run. Every answer is read, and when an execution
-is closed, the gateway has to have recorded as many calls as were made.
+Each session has its own connection, thinks between its calls, asks some times in one conversation
+that grows by 600 tokens a call, closes its execution and begins another one. Their first
+conversations are of random length, so that after as many pauses as many end as begin. The engine is
+a scripted one; all is recorded as in a run. Every answer is read, and when an execution is closed,
+the gateway has to have recorded as many calls as were made.
 
 Prints one JSON object. Run it with ``python -m tests.benchmarks.sessions``.
 """
@@ -40,7 +40,6 @@ from storage.layout import RunLayout
 from storage.objects import Store
 from tests.benchmarks.gateway import Conversation, Texts, corpus, make_tokenizer
 
-TURNS = 10
 START_LIMIT_S = 180.0
 CALL_LIMIT_S = 120.0
 CONNECT_AT_ONCE = 64
@@ -54,11 +53,14 @@ class Load:
 
     Args:
         think_s: mean of a session's pauses; each is between half of it and one and a half.
+        turns: calls of a conversation; ``turns * think_s`` is at most a third of ``seconds`` where
+            memory is to be looked at.
     """
 
     sessions: int
     seconds: float
     think_s: float
+    turns: int
 
 
 @dataclass
@@ -109,7 +111,7 @@ class Agents:
         return self.seen
 
     async def _session(self, until: float) -> None:
-        turns = self._random.randint(1, TURNS)
+        turns = self._random.randint(1, self._load.turns)
         async with _http() as http:
             await self._think()
             while time.monotonic() < until:
@@ -117,7 +119,7 @@ class Agents:
                     await self._conversation(http, turns, until)
                 except (AssertionError, aiohttp.ClientError, TimeoutError) as error:
                     self.seen.errors.append(f"{type(error).__name__}: {error}"[:500])
-                turns = TURNS
+                turns = self._load.turns
 
     async def _conversation(self, http: aiohttp.ClientSession, turns: int, until: float) -> None:
         self._opened += 1
@@ -231,6 +233,7 @@ def figures(load: Load, seen: Seen, cpu_s: float) -> dict[str, Any]:
         "sessions": load.sessions,
         "seconds": load.seconds,
         "think_s": load.think_s,
+        "turns": load.turns,
         "calls": len(took),
         "calls_per_s": len(took) / load.seconds,
         "executions_closed": seen.closed,
@@ -254,9 +257,10 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=2000)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--think", type=float, default=20.0, help="mean seconds between calls")
+    parser.add_argument("--turns", type=int, default=10, help="calls of a conversation")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
-    load = Load(arguments.sessions, arguments.seconds, arguments.think)
+    load = Load(arguments.sessions, arguments.seconds, arguments.think, arguments.turns)
     with tempfile.TemporaryDirectory() as folder:
         print(json.dumps(measure(load, Path(folder))))
 

@@ -15,7 +15,7 @@ GROWTH = 0.05
 
 def test_sixty_sessions_for_some_seconds(tmp_path: Path) -> None:
     """Too short to say anything of memory: each session has ended one conversation or two."""
-    seen = measure(Load(sessions=60, seconds=6, think_s=0.5), tmp_path)
+    seen = measure(Load(sessions=60, seconds=6, think_s=0.5, turns=4), tmp_path)
     assert seen["errors"] == 0, seen["first_errors"]
     assert not seen["gateway_errors"]
     assert seen["executions_closed"] >= 60 and seen["calls"] > seen["executions_closed"]
@@ -24,7 +24,7 @@ def test_sixty_sessions_for_some_seconds(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_two_thousand_sessions_for_ten_minutes(tmp_path: Path) -> None:
-    seen = measure(Load(sessions=2000, seconds=600, think_s=20), tmp_path)
+    seen = measure(Load(sessions=2000, seconds=600, think_s=20, turns=10), tmp_path)
     print(json.dumps(seen))
     assert seen["errors"] == 0, seen["first_errors"]
     assert not seen["gateway_errors"]
