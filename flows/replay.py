@@ -1,8 +1,9 @@
-"""Sealed samples to weights once more: what the ledgers tell, on one replica, in one order.
+"""Sealed samples to weights once more: what the ledgers tell, in their order.
 
 A replay starts from stored weights and repeats every micro-step and every step with the figures of
-the first time. The same replay twice gives the same bits on one machine. Against the run it differs
-where satellites took part: their gradients were summed on their own before they were added.
+the first time. What the run's satellites had summed on their own before it was added at the core is
+summed by a second replica, so that the same sums come in the same order: on the machine of the run
+a replay gives its bits.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import hashlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +45,15 @@ class ReplayError(RuntimeError):
 
 
 @dataclass(frozen=True)
+class Share:
+    """Micro-steps that came into the core's gradient together, in order."""
+
+    satellite: bool
+    """Summed by a satellite first; otherwise it is one micro-step of the core's own."""
+    micro_steps: tuple[MicroStep, ...]
+
+
+@dataclass(frozen=True)
 class TrainedUpdate:
     """An update that changed the weights, or was skipped for its gradient."""
 
@@ -53,10 +64,15 @@ class TrainedUpdate:
     version: int
     executions: int
     learning_rate: float
-    micro_steps: tuple[MicroStep, ...]
+    shares: tuple[Share, ...]
     """In the order in which their gradients came to the core."""
     started_at: int
     """Version at the start of the step."""
+
+    @property
+    def micro_steps(self) -> tuple[MicroStep, ...]:
+        """Those of all shares."""
+        return tuple(one for share in self.shares for one in share.micro_steps)
 
 
 @dataclass(frozen=True)
@@ -133,7 +149,7 @@ def replay(
             version=last,
             updates=len(updates),
             micro_steps=sum(len(one.micro_steps) for one in updates),
-            digest=_digest(out),
+            digest=digest_of(out),
             difference=difference,
         )
 
@@ -158,7 +174,7 @@ def compare(first: Path, recorded: Path, replayed: Path) -> Difference:
 
 
 class _Replay:
-    """One replica, as the core of the run was."""
+    """A replica in the place of the run's core, and one in that of its satellites."""
 
     def __init__(
         self, run: Run, scratch: Path, restored: Checkpoint | None, say: Callable[[str], None]
@@ -167,55 +183,108 @@ class _Replay:
         self._scratch = scratch
         self._restored = restored
         self._say = say
+        self._satellite_version: int | None = None
 
     async def run(self, updates: list[TrainedUpdate], out: Path) -> None:
         """Replay ``updates`` and write the weights to ``out``."""
-        config, restored = self._run.config, self._restored
-        core = next(cell for cell in config.cells.cells if cell.core)
-        replica = await ReplicaProcess.start(
-            replica_settings(config, root=self._run.store.url, cell=core),
-            policy=_weights(self._run, restored),
-            version=restored.manifest.version if restored else 0,
-            cpus=(),
-            log=self._scratch / "replica.log",
-            limit_s=config.cells.start_limit_s,
-        )
-        try:
-            if restored is not None:
-                await self._move(
-                    replica, "restore", local_copy(self._run.store, restored.state_key)
-                )
+        shared = any(share.satellite for update in updates for share in update.shares)
+        async with AsyncExitStack() as replicas:
+            core = await self._start(replicas, core=True)
+            satellite = await self._start(replicas, core=False) if shared else core
+            if self._restored is not None:
+                state = local_copy(self._run.store, self._restored.state_key)
+                await self._move(core, "restore", state)
             step, anchors = -1, dict[str, Anchor]()
             for update in updates:
                 if update.step != step:
-                    step, anchors = update.step, await self._anchors(replica, update)
-                await self._train(replica, update, anchors)
+                    step, anchors = update.step, await self._anchors(core, update)
+                await self._train(core, satellite, update, anchors)
                 self._say(f"step {update.step} update {update.update}: version {update.version}")
-            await self._move(replica, "export", out)
-        finally:
-            await replica.close()
+            await self._move(core, "export", out)
+
+    async def _start(self, replicas: AsyncExitStack, *, core: bool) -> ReplicaProcess:
+        config = self._run.config
+        replica = await ReplicaProcess.start(
+            replica_settings(
+                config,
+                root=self._run.store.url,
+                cell=next(cell for cell in config.cells.cells if cell.core == core),
+            ),
+            policy=_weights(self._run, self._restored),
+            version=self._restored.manifest.version if self._restored else 0,
+            cpus=(),
+            log=self._scratch / f"replica-{'core' if core else 'satellite'}.log",
+            limit_s=config.cells.start_limit_s,
+        )
+        replicas.push_async_callback(replica.close)
+        return replica
 
     async def _train(
-        self, replica: ReplicaProcess, update: TrainedUpdate, anchors: Mapping[str, Anchor]
+        self,
+        core: ReplicaProcess,
+        satellite: ReplicaProcess,
+        update: TrainedUpdate,
+        anchors: Mapping[str, Anchor],
     ) -> None:
-        limit_s = self._run.config.training.micro_step_limit_s
+        training = self._run.config.training
         place = {"step": update.step, "update": update.update}
-        for micro_step in update.micro_steps:
-            samples = [
-                {"group_key": self._run.layout.group(group), "index": index}
-                for group, index in micro_step.samples
-            ]
-            args = {**place, "micro_step": micro_step.id, "samples": samples}
-            if anchors:
-                args["anchors"] = {name: anchor.argument() for name, anchor in anchors.items()}
-            await replica.call("micro_step", args, limit_s)
+        for share in update.shares:
+            replica = satellite if share.satellite else core
+            if share.satellite:
+                await self._join(core, satellite, update)
+            for micro_step in share.micro_steps:
+                await self._micro_step(replica, micro_step, place, anchors)
+            if share.satellite:
+                await self._reduce(core, satellite, place)
         figures = {"executions": update.executions, "learning_rate": update.learning_rate}
-        answer = await replica.call("step", {**place, **figures}, limit_s)
+        answer = await core.call("step", {**place, **figures}, training.micro_step_limit_s)
         if answer["version"] != update.version:
             raise ReplayError(
                 f"update {update.update} of step {update.step} ends with version "
                 f"{answer['version']}, in the run with {update.version}"
             )
+
+    async def _micro_step(
+        self,
+        replica: ReplicaProcess,
+        micro_step: MicroStep,
+        place: Mapping[str, int],
+        anchors: Mapping[str, Anchor],
+    ) -> None:
+        samples = [
+            {"group_key": self._run.layout.group(group), "index": index}
+            for group, index in micro_step.samples
+        ]
+        args = {**place, "micro_step": micro_step.id, "samples": samples}
+        if anchors:
+            args["anchors"] = {name: anchor.argument() for name, anchor in anchors.items()}
+        await replica.call("micro_step", args, self._run.config.training.micro_step_limit_s)
+
+    async def _join(
+        self, core: ReplicaProcess, satellite: ReplicaProcess, update: TrainedUpdate
+    ) -> None:
+        """Give the satellite the core's weights, where it has others."""
+        if self._satellite_version == update.before:
+            return
+        limit_s = self._run.config.cells.switch_limit_s
+        published = await core.call("publish", {}, limit_s)
+        await satellite.call("pull", {"descriptor": published["descriptor"]}, limit_s)
+        self._satellite_version = update.before
+
+    async def _reduce(
+        self, core: ReplicaProcess, satellite: ReplicaProcess, place: Mapping[str, int]
+    ) -> None:
+        """Add what the satellite has summed to the core's gradient, and empty its own."""
+        limit_s = self._run.config.cells.switch_limit_s
+        update = {"update": place["update"]}
+        frozen = await satellite.call("freeze", update, limit_s)
+        args = {
+            **place,
+            "descriptor": frozen["descriptor"],
+            "micro_steps": frozen["micro_steps"],
+        }
+        await core.call("reduce", args, limit_s)
+        await satellite.call("release", update, limit_s)
 
     async def _anchors(self, replica: ReplicaProcess, update: TrainedUpdate) -> dict[str, Anchor]:
         """As the run had them; the weights at the start of a step are still in the replica."""
@@ -238,8 +307,9 @@ class _Replay:
 def _of_step(step: int, core: str, events: Iterator[Event]) -> Iterator[TrainedUpdate]:
     formed: dict[str, MicroStep] = {}
     own: dict[str, list[str]] = {}
-    """Micro-steps in the gradient of each replica, in order."""
-    home: list[str] = []
+    """Micro-steps that each satellite has summed and not brought to the core yet."""
+    home: list[tuple[bool, tuple[str, ...]]] = []
+    """What is in the core's gradient, in order: whether of a satellite, and its micro-steps."""
     stepping: Stepping | None = None
     ended: dict[int, TrainedUpdate] = {}
     version = started_at = 0
@@ -249,22 +319,24 @@ def _of_step(step: int, core: str, events: Iterator[Event]) -> Iterator[TrainedU
                 version = started_at = event.version
             case Formed():
                 formed |= {one.id: one for one in event.micro_steps}
+            case Accumulated() if event.replica == core:
+                home.append((False, (event.micro_step,)))
             case Accumulated():
                 own.setdefault(event.replica, []).append(event.micro_step)
-            case Reduced():
-                home += own.pop(event.replica, [])
+            case Reduced() if event.replica in own:
+                home.append((True, tuple(own.pop(event.replica))))
             case Returned():
                 own.pop(event.replica, None)
             case Restarted():
                 own.clear()
-                home = [name for name in home if formed[name].update != event.update]
+                home = [one for one in home if formed[one[1][0]].update != event.update]
                 if event.update in ended:
                     version = ended.pop(event.update).before
             case Stepping():
                 stepping = event
             case Stepped():
-                its = [name for name in home if formed[name].update == event.update]
-                home = [name for name in home if name not in its]
+                its = [one for one in home if formed[one[1][0]].update == event.update]
+                home = [one for one in home if one not in its]
                 if its and stepping is not None:
                     ended[event.update] = TrainedUpdate(
                         step=step,
@@ -273,7 +345,10 @@ def _of_step(step: int, core: str, events: Iterator[Event]) -> Iterator[TrainedU
                         version=event.version,
                         executions=stepping.executions,
                         learning_rate=stepping.learning_rate,
-                        micro_steps=tuple(formed[name] for name in its),
+                        shares=tuple(
+                            Share(satellite, tuple(formed[name] for name in names))
+                            for satellite, names in its
+                        ),
                         started_at=started_at,
                     )
                 version = event.version
@@ -300,7 +375,8 @@ def _places(folder: Path) -> dict[str, Path]:
     return found
 
 
-def _digest(folder: Path) -> str:
+def digest_of(folder: Path) -> str:
+    """sha256 of the weights' files in an HF directory, in the order of their names."""
     found = hashlib.sha256()
     for path in sorted(folder.glob("*.safetensors")):
         with open(path, "rb") as file:

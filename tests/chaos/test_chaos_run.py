@@ -6,17 +6,30 @@ from pathlib import Path
 
 import pytest
 
+from tasks.warm_start.build import policy_key
 from tests.chaos.chaos_run import run_chaos
+from tests.flows.conftest import FinishedRun
 from tests.flows.orchestrated import logs
 
-pytestmark = [pytest.mark.real, pytest.mark.long, pytest.mark.timeout(3 * 3600)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(3 * 3600)]
+
+SHORT = ("training.steps=5", "evaluation.before=false", "evaluation.problems=16")
 
 
-@pytest.mark.parametrize(("minutes", "every_s"), [(8, 60), (45, 90)])
-def test_a_run_to_which_something_happens_all_the_time(
-    tmp_path: Path, minutes: float, every_s: float
-) -> None:
-    report = run_chaos(tmp_path, minutes=minutes, every_s=every_s, seed=1)
+@pytest.mark.long
+def test_eight_minutes_of_faults(smoke_run: FinishedRun, tmp_path: Path) -> None:
+    """From the policy that the smoke run has made."""
+    policy = smoke_run.run.store.local_path(policy_key(smoke_run.run.config))
+    settings = (*SHORT, "model.source=hf_directory", f"model.path={policy}")
+    report = run_chaos(tmp_path, minutes=8, every_s=60, seed=2, settings=settings)
     assert not report.wrong, f"{report}\n{logs(tmp_path)}"
     assert report.exit_code == 0
-    assert len(report.faults) >= 0.5 * 60 * minutes / every_s
+    assert len(report.faults) >= 3
+
+
+@pytest.mark.long
+def test_three_quarters_of_an_hour_of_faults(tmp_path: Path) -> None:
+    report = run_chaos(tmp_path, minutes=45, every_s=90, seed=1)
+    assert not report.wrong, f"{report}\n{logs(tmp_path)}"
+    assert report.exit_code == 0
+    assert len(report.faults) >= 15

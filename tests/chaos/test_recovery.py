@@ -6,6 +6,7 @@ stand-ins take the place of engines and replicas.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +15,15 @@ import pytest
 from flows.fsck.check import check_run
 from storage.layout import execution_id
 from storage.records import ExecutionOutcome, ExecutionResult, StepPlan
-from storage.run import Run
-from tests.flows.orchestrated import Orchestrated
+from storage.run import Run, open_run
+from tests.flows.conftest import finish
+from tests.flows.orchestrated import (
+    LIMIT_S,
+    Orchestrated,
+    logs,
+    marked_processes,
+    start_light,
+)
 from tests.flows.test_killed_run import check_step, stored
 
 pytestmark = [pytest.mark.real, pytest.mark.long, pytest.mark.timeout(1200)]
@@ -42,6 +50,17 @@ KILLS: dict[str, tuple[tuple[str, ...], str]] = {
     "cell host of the core": (("cells.host", "cell-a"), "training"),
     "prefect server": (("prefect", "server", "start"), "rollout"),
 }
+
+STOPS: dict[str, tuple[str, ...]] = {
+    "gateway": ("cells.gateway.server",),
+    "execution host": ("tasks.rollout.host",),
+    "cell host of a satellite": ("cells.host", "cell-b"),
+    "cell host of the core": ("cells.host", "cell-a"),
+    "prefect server": ("prefect", "server", "start"),
+    "flow": ("prefect.engine",),
+}
+STOP_S = 20.0
+"""Longer than most single calls may take, shorter than what is borne of a silent daemon."""
 
 
 def check(run: Run, *, core_lost: bool) -> None:
@@ -77,3 +96,40 @@ def test_what_is_killed_is_started_again_and_the_run_goes_on(
     told = "\n".join(path.read_text() for path in Path(site.root).glob("*.log"))
     if victim == "prefect server":
         assert "the Prefect server has ended with code -9: started again, 1 of 5 times" in told
+
+
+@pytest.mark.parametrize("victim", STOPS)
+def test_what_stands_still_for_a_while_is_waited_for(
+    orchestrated: Orchestrated, victim: str
+) -> None:
+    site, name = orchestrated, f"stopped-{victim.replace(' ', '-')}"
+    train = site.train(name, TWO_CELLS, "training.steps=1", "cells.policy=colocate")
+    site.until(begun(site, name), "rollout")
+    with site.stopped(*STOPS[victim]):
+        time.sleep(STOP_S)  # what is to be borne
+    site.wait(train, "COMPLETED")
+    check(site.run(name), core_lost=False)
+    assert site.left() == []
+    assert site.flow_run(train)["run_count"] == 1, "nothing was lost, nothing begun again"
+
+
+@pytest.mark.parametrize("victim", ["flow", "worker"])
+def test_what_runs_the_flow_is_killed_and_the_flow_is_run_again(
+    tmp_path: Path, tiny_policy: Path, victim: str
+) -> None:
+    """By `gyre train` itself, with nobody there to press Retry."""
+    words = {"flow": "prefect.engine", "worker": "prefect worker start"}
+    (tmp_path / "evaluators").mkdir()
+    command = start_light(tmp_path, tiny_policy, "killed", "training.steps=1")
+    folder = tmp_path / "runs" / "killed"
+    deadline = time.monotonic() + LIMIT_S
+    while not len(list(folder.glob("executions/*/session.json"))) > 3:
+        assert command.poll() is None and time.monotonic() < deadline, logs(tmp_path)
+        time.sleep(0.1)
+    (process,) = [one for one, line in marked_processes(tmp_path) if words[victim] in line]
+    process.kill()
+    output = finish(command, tmp_path)
+    assert command.returncode == 0, f"{output}\n{logs(tmp_path)}"
+    assert "it is run again, 1 of 5 times" in output
+    check(open_run(str(tmp_path), "killed"), core_lost=False)
+    assert marked_processes(tmp_path) == []

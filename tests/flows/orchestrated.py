@@ -12,8 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import httpx
 import psutil
 
+from cells.ports import free_port
 from storage.run import Run, open_run
 
 MARK = "GYRE_TEST_RUN"
@@ -185,6 +186,18 @@ class Orchestrated:
         """SIGKILL to the processes whose command lines hold all ``words``; there is one at least.
 
         As for a real fault, nobody is told."""
+        self._signal(signal.SIGKILL, *words)
+
+    @contextmanager
+    def stopped(self, *words: str) -> Iterator[None]:
+        """SIGSTOP to these processes for as long as the block lasts."""
+        self._signal(signal.SIGSTOP, *words)
+        try:
+            yield
+        finally:
+            self._signal(signal.SIGCONT, *words)
+
+    def _signal(self, number: int, *words: str) -> None:
         found = [
             process
             for process, line in marked_processes(self.root)
@@ -193,7 +206,7 @@ class Orchestrated:
         assert found, f"no process of {words}"
         for process in found:
             with suppress(psutil.NoSuchProcess):
-                process.send_signal(signal.SIGKILL)
+                process.send_signal(number)
 
     def left(self) -> list[str]:
         """Command lines of the daemons of runs, and of all that they started."""
@@ -259,6 +272,22 @@ def serve(root: Path, port: int) -> subprocess.Popen[str]:
             start_new_session=True,
             text=True,
         )
+
+
+def start_light(root: Path, policy: Path, name: str, *overrides: str) -> subprocess.Popen[str]:
+    """`gyre train` of a run as small as ``Orchestrated.train``'s, with a server of its own."""
+    settings = [*_SMALL, f"model.path={policy}", f"prefect.port={free_port()}", *overrides]
+    options = [part for setting in settings for part in ("--set", setting)]
+    argv = [sys.executable, "-m", "flows.cli", "train", "--config", "smoke", "--name", name]
+    return subprocess.Popen(
+        [*argv, "--root", str(root), *options],
+        cwd=root,
+        env=environment(root),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        text=True,
+    )
 
 
 def marked_processes(root: Path) -> list[tuple[psutil.Process, str]]:
