@@ -25,10 +25,10 @@ from tests.flows.browser import (
     UI_LIMIT_MS,
     browser_page,
     field,
-    made,
     picture,
     press,
     start_from_form,
+    submit,
 )
 from tests.flows.operated import Operated
 from tests.flows.orchestrated import environment, light
@@ -189,8 +189,7 @@ def swept(formed: Formed, operated: Operated, page: Page) -> Swept:
     page.goto(f"{address}?parameters={filled}", wait_until="domcontentloaded")
     expect(field(page, "from_run")).to_have_value(FORMED, timeout=UI_LIMIT_MS)
     picture(page, "form-sweep")
-    page.get_by_role("button", name="Submit").click()
-    flow_run = made(operated, f"sweep {SWEEP}")
+    flow_run = submit(operated, page, f"sweep {SWEEP}")
     operated.wait(flow_run, "COMPLETED")
     plan = formed.run.store.read_record(plan_key(SWEEP), SweepPlan)
     return Swept(read_results(formed.run.store, plan), flow_run)
