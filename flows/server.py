@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -24,6 +25,8 @@ PARALLEL_RUNS = 1
 """Two runs on one machine would share the cores of its cells."""
 AWAY_S = 600.0
 """How long a server may be away before a run that is under way fails for it."""
+_WATCH_S = 1.0
+_START_AGAIN_LIMIT_S = 30.0
 RESTARTS = 5
 """Of a server or a worker that was started here and ends, after pauses that double from a second
 on."""
@@ -65,8 +68,7 @@ class Orchestration:
     api_url: str
     ui_url: str
     check: Callable[[], None]
-    """Starts again what was started here and has ended; raises ``ServerError`` when it ends again
-    and again."""
+    """Raises ``ServerError`` when a process that was started here ends again and again."""
     started: tuple[subprocess.Popen[bytes], ...] = ()
     """The processes that were started here."""
     own_server: bool = False
@@ -119,13 +121,18 @@ def orchestration(
             parts.append(_Part("the Prefect server", 0, again))
         parts.append(_Part("the worker", len(started), partial(_start_worker, config, home)))
         started.append(parts[-1].again())
-        yield Orchestration(
-            api_url=api_url,
-            ui_url=api_url.removesuffix("/api"),
-            check=_Watch(started, parts, home, say).check,
-            started=tuple(started),
-            own_server=server is not None,
-        )
+        watch = _Watch(started, parts, home, say)
+        watch.start()
+        try:
+            yield Orchestration(
+                api_url=api_url,
+                ui_url=api_url.removesuffix("/api"),
+                check=watch.check,
+                started=tuple(started),
+                own_server=server is not None,
+            )
+        finally:
+            watch.close()
     finally:
         for process in reversed(started):
             end_group(process.pid, grace_s=10)
@@ -161,9 +168,41 @@ class _Watch:
         self._parts = parts
         self._home = home
         self._say = say
+        self._failure: ServerError | None = None
+        self._closed = threading.Event()
+        # In a thread, as whoever asks the server that has ended waits for it, for minutes. What it
+        # starts ends with this thread, which is when all that was started here is ended.
+        self._thread = threading.Thread(target=self._watch, name="server-watch", daemon=True)
+
+    def start(self) -> None:
+        """Look after them from now on."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Start nothing any more."""
+        self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join(_START_AGAIN_LIMIT_S)
 
     def check(self) -> None:
         """
+        Raises:
+            ServerError: one of them has ended too often, or can't be started again.
+        """
+        if self._failure is not None:
+            raise self._failure
+
+    def _watch(self) -> None:
+        while not self._closed.wait(_WATCH_S):
+            try:
+                self.look()
+            except (ServerError, OSError) as error:
+                self._failure = ServerError(str(error))
+                return
+
+    def look(self) -> None:
+        """Start again what has ended.
+
         Raises:
             ServerError: one of them has ended too often.
         """

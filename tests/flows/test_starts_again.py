@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,13 +48,13 @@ def test_a_server_and_a_worker_that_end_are_started_again(
     started = [start(), start()]
     parts = [server._Part("the server", 0, start), server._Part("the worker", 1, start)]
     watch = server._Watch(started, parts, tmp_path, told.append)
-    watch.check()
+    watch.look()
     assert told == []
     other = started[1 - place]
     for number in range(1, RESTARTS + 1):
         started[place].kill()
         started[place].wait()
-        watch.check()
+        watch.look()
         assert started[place].poll() is None
         assert told[-1] == (
             f"{parts[place].name} has ended with code -9: started again, {number} of 5 times"
@@ -60,8 +62,39 @@ def test_a_server_and_a_worker_that_end_are_started_again(
     started[place].kill()
     started[place].wait()
     with pytest.raises(ServerError, match=f"{parts[place].name} has ended with code -9 for the 6t"):
-        watch.check()
+        watch.look()
     assert started[1 - place] is other
+
+
+def test_what_ends_is_started_again_while_everybody_waits_for_it(
+    processes: list[subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    again = threading.Event()
+
+    def start() -> subprocess.Popen[bytes]:
+        processes.append(subprocess.Popen(["sleep", "600"]))
+        if len(processes) > 1:
+            again.set()
+        return processes[-1]
+
+    def refused() -> subprocess.Popen[bytes]:
+        raise ServerError("port 1 is taken")
+
+    started = [start()]
+    part = server._Part("the server", 0, start)
+    watch = server._Watch(started, [part], tmp_path, lambda _: None)
+    watch.start()
+    started[0].kill()
+    assert again.wait(60), "nobody has asked for it"
+    watch.check()
+    part.again = refused
+    started[0].kill()
+    deadline = time.monotonic() + 60
+    with pytest.raises(ServerError, match="port 1 is taken"):
+        while time.monotonic() < deadline:
+            watch.check()
+            time.sleep(0.05)
+    watch.close()
 
 
 class _Warden:
