@@ -5,7 +5,7 @@ BIN := .venv/bin
 # takes several times as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup quickstart test check-long lock clean
+.PHONY: help setup quickstart test check-long lock audit clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets.
@@ -29,6 +29,9 @@ check-long: setup ## Run the tests that take many minutes each and are no part o
 
 lock: setup ## Resolve the dependencies again and write the locked requirement files.
 	@$(BIN)/python scripts/lock.py
+
+audit: setup ## Look the locked packages up in the database of known vulnerabilities.
+	@bash scripts/audit.sh
 
 clean: ## Remove the environment, caches and builds; runs in .gyre stay.
 	@rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

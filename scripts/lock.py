@@ -1,7 +1,8 @@
-"""Writes requirements/cpu.txt and requirements/dev.txt: every package with its exact version.
+"""Writes the locks in requirements/: exact versions of every package, and the hashes of its files.
 
 Run by ``make lock`` with the project's Python. Resolves in a fresh environment, so that nothing
-installed by hand gets into a lock.
+installed by hand gets into a lock. The hashes are those of every file of a release at PyPI, from
+uv, so that a lock holds for other versions of Python too.
 """
 
 from __future__ import annotations
@@ -12,19 +13,30 @@ import sys
 import tempfile
 import tomllib
 import venv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
 LIMIT_S = 1800
 
-# Installed by torch.txt and engines.txt, which pin them by hand.
+# Resolves nothing here: it only looks up hashes, which pip can't.
+UV = "uv==0.13.9"
+
+BY_HAND = {
+    "build": "What installs the rest.",
+    "torch": "Its build differs between machines.",
+    "engines": "Installed without what they declare; engines.in says why.",
+}
+"""Locks whose versions stand in a file of the same name that ends in .in."""
+
+# In torch.in and engines.in.
 PINNED_ELSEWHERE = {"torch", "sglang", "mooncake-transfer-engine"}
 
 HEADER = """\
 # {title}
-# Written by `make lock`; installed with --no-deps, so nothing here is resolved again.
+# Written by `make lock`; installed with --no-deps and --require-hashes.
 """
 
 
@@ -36,20 +48,54 @@ def main() -> None:
     tools = project["dependency-groups"]["dev"]
     with tempfile.TemporaryDirectory(prefix="gyre-lock-") as folder:
         python = _environment(Path(folder))
-        _pip(python, "-r", str(REQUIREMENTS / "build.txt"))
+        _pip(python, "-r", str(REQUIREMENTS / "build.in"))
         _pip(
             python,
             *declared,
             *("-r", str(REQUIREMENTS / "sglang-cpu.in")),
-            *("-r", str(REQUIREMENTS / "torch.txt")),
+            *_pins(REQUIREMENTS / "torch.in"),
         )
         locked = _freeze(python)
-        lock = REQUIREMENTS / "cpu.txt"
-        _write(lock, "All that Gyre needs on a machine without a GPU.", locked)
-        _pip(python, *tools, "-c", str(lock))
+        constraints = Path(folder) / "locked.txt"
+        constraints.write_text("\n".join(locked), encoding="utf-8")
+        _pip(python, *tools, "-c", str(constraints))
         added = [line for line in _freeze(python) if line not in locked]
-        _write(REQUIREMENTS / "dev.txt", "Tools of the tests and checks.", added)
+        _pip(python, UV)
+        _write("cpu", "All that Gyre needs on a machine without a GPU.", _hashed(python, locked))
+        _write("dev", "Tools of the tests and checks.", _hashed(python, added))
+        for name, title in BY_HAND.items():
+            source = REQUIREMENTS / f"{name}.in"
+            _write(name, title, _hashed(python, _pins(source), _hashes(source)))
     print(f"locked {len(locked)} packages and {len(added)} tools")
+
+
+def _pins(source: Path) -> list[str]:
+    """``name==version`` of each line, without hashes and comments."""
+    lines = source.read_text(encoding="utf-8").splitlines()
+    return [line.split()[0] for line in lines if line and not line.startswith("#")]
+
+
+def _hashes(source: Path) -> dict[str, list[str]]:
+    """Hashes that a file allows by hand, by its pins."""
+    lines = source.read_text(encoding="utf-8").splitlines()
+    return {line.split()[0]: line.split()[1:] for line in lines if " --hash=" in line}
+
+
+def _hashed(
+    python: Path, pins: Sequence[str], more: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> list[str]:
+    """The pins with the hashes of all files of each release, and ``more`` by pin."""
+    command = [str(python), "-m", "uv", "--no-config", "pip", "compile", "--quiet", "--no-deps"]
+    command += ["--universal", "--generate-hashes", "--no-annotate", "--no-header", "-"]
+    lines: list[str] = []
+    for line in _run(command, given="\n".join(pins)).splitlines():
+        if not line.startswith(" "):
+            given = line.split()[0]
+            extra = [one for pin, hashes in more.items() if pin == given for one in hashes]
+            lines += [f"{given} \\", *(f"    {one} \\" for one in extra)]
+        else:
+            lines.append(line)
+    return lines
 
 
 def _name(requirement: str) -> str:
@@ -76,15 +122,18 @@ def _freeze(python: Path) -> list[str]:
     return [line for line in output.splitlines() if _name(line) not in skipped]
 
 
-def _run(command: Sequence[str]) -> str:
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=LIMIT_S, check=False)
+def _run(command: Sequence[str], given: str = "") -> str:
+    done = subprocess.run(
+        command, input=given, stdout=subprocess.PIPE, text=True, timeout=LIMIT_S, check=False
+    )
     if done.returncode:
         sys.exit(f"failed with {done.returncode}: {' '.join(command)}")
     return done.stdout
 
 
-def _write(path: Path, title: str, lines: list[str]) -> None:
-    path.write_text(HEADER.format(title=title) + "\n".join(lines) + "\n", encoding="utf-8")
+def _write(name: str, title: str, lines: list[str]) -> None:
+    text = HEADER.format(title=title) + "\n".join(lines) + "\n"
+    (REQUIREMENTS / f"{name}.txt").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ fitting_python() {
     return 1
 }
 
-count_locked() { cat requirements/cpu.txt requirements/dev.txt | grep -c '^[^#]'; }
+count_locked() { cat requirements/cpu.txt requirements/dev.txt | grep -c '^[^# ]'; }
 
 # Without byte code: Python writes that of the few modules it imports, which is sooner than pip
 # compiling all of them.
@@ -84,6 +84,9 @@ pip_install() {
     "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-input \
         --no-compile --progress-bar off --retries 5 "$@"
 }
+
+# Only files whose hashes are in the locks.
+pip_locked() { pip_install --require-hashes --no-deps "$@"; }
 
 step() {
     local title=$1 start=$SECONDS
@@ -96,12 +99,18 @@ step() {
 # Downloads of the large wheels and the many small ones overlap; they share no package.
 install_packages() {
     local large status=0
-    { pip_install --no-deps -r requirements/torch.txt &&
-        pip_install --no-deps -r requirements/engines.txt; } &
+    { pip_locked -r requirements/torch.txt && pip_locked -r requirements/engines.txt; } &
     large=$!
-    pip_install --no-deps -r requirements/cpu.txt -r requirements/dev.txt || status=$?
+    pip_locked -r requirements/cpu.txt -r requirements/dev.txt || status=$?
     wait "$large" || status=$?
     return "$status"
+}
+
+# A CPU build is complete. A CUDA build names the versions of the NVIDIA libraries that it links.
+complete_torch() {
+    local build
+    build=$("$VENV/bin/python" -c 'from importlib.metadata import version; print(version("torch"))')
+    [[ $build == *+cpu ]] || pip_install "torch==$build"
 }
 
 check_environment() {
@@ -140,9 +149,9 @@ main() {
 
     say "environment in $VENV with $("$python" --version)"
     fits "$VENV/bin/python" || "$python" -m venv --clear "$VENV"
-    step "pip and setuptools" pip_install -r requirements/build.txt
+    step "pip and setuptools" pip_locked -r requirements/build.txt
     step "torch, sglang, mooncake and $(count_locked) locked packages" install_packages
-    step "what this build of torch needs besides" pip_install -r requirements/torch.txt
+    step "what this build of torch needs besides" complete_torch
     step "gyre itself" pip_install --no-deps --no-build-isolation -e .
     # Its byte code is written now: the sandbox, in which hidden tests run it, could not keep it.
     "$VENV/bin/python" -m pytest --version >"$LOG" 2>&1 || show_log_and_fail "pytest --version"

@@ -29,16 +29,14 @@ INCOMPLETE = {"sglang", "gyre-rl"}
 
 def _pins(name: str) -> dict[str, str]:
     lines = (ROOT / "requirements" / name).read_text(encoding="utf-8").splitlines()
-    pins = [line.split("==") for line in lines if line and not line.startswith("#")]
+    heads = [line.removesuffix(" \\") for line in lines if line and line[0] not in "# "]
+    pins = [head.split("==") for head in heads]
     assert all(len(pin) == 2 for pin in pins), f"{name} holds a line that is no exact version"
     return {canonicalize_name(pin[0]): pin[1] for pin in pins}
 
 
-LOCKED = {
-    name: pin
-    for file in ("build.txt", "torch.txt", "cpu.txt", "engines.txt", "dev.txt")
-    for name, pin in _pins(file).items()
-}
+FILES = ("build.txt", "torch.txt", "cpu.txt", "engines.txt", "dev.txt")
+LOCKED = {name: pin for file in FILES for name, pin in _pins(file).items()}
 
 
 @pytest.mark.parametrize("requirement", [*DECLARED, *TOOLS], ids=str)
@@ -60,9 +58,38 @@ def test_what_is_locked_is_installed() -> None:
     assert not wrong, wrong
 
 
+@pytest.mark.parametrize("name", FILES)
+def test_every_pin_has_hashes(name: str) -> None:
+    pin, without = "", set()
+    for line in (ROOT / "requirements" / name).read_text(encoding="utf-8").splitlines():
+        if line and line[0] not in "# ":
+            pin = line
+            without.add(pin)
+        elif re.fullmatch(r" +--hash=sha256:[0-9a-f]{64}( \\)?", line):
+            without.discard(pin)
+        else:
+            assert line.startswith("#"), f"{name}: {line}"
+    assert not without
+
+
+@pytest.mark.parametrize("name", ["build", "torch", "engines"])
+def test_pins_made_by_hand_are_those_of_the_lock(name: str) -> None:
+    """`make lock` writes the second from the first; an index may name them in any order."""
+    lines = (ROOT / "requirements" / f"{name}.in").read_text(encoding="utf-8").splitlines()
+    pins = [line.split()[0] for line in lines if line and not line.startswith("#")]
+    assert sorted(pins) == sorted(f"{pin}=={of}" for pin, of in _pins(f"{name}.txt").items())
+
+
+@pytest.mark.parametrize("option", ["torch.txt", "cpu.txt", "engines.txt", "build.txt"])
+def test_set_up_installs_no_lock_without_its_hashes(option: str) -> None:
+    text = (ROOT / "scripts" / "setup.sh").read_text(encoding="utf-8")
+    uses = [line for line in text.splitlines() if f"-r requirements/{option}" in line]
+    assert uses and all("pip_locked" in line for line in uses)
+    assert "--require-hashes --no-deps" in text
+
+
 def test_locks_share_no_package() -> None:
-    files = ("build.txt", "torch.txt", "cpu.txt", "engines.txt", "dev.txt")
-    assert sum(len(_pins(file)) for file in files) == len(LOCKED)
+    assert sum(len(_pins(file)) for file in FILES) == len(LOCKED)
 
 
 def test_installed_packages_have_what_they_need() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
-TARGETS = ("quickstart", "test", "check-long", "clean", "lock", "setup")
+TARGETS = ("quickstart", "test", "check-long", "clean", "lock", "audit", "setup")
 
 
 def _make(*arguments: str) -> str:
@@ -44,7 +44,7 @@ def test_ci_ends_with_the_tests() -> None:
     assert _make("--dry-run", "test").rstrip().endswith("-m pytest")
 
 
-@pytest.mark.parametrize("script", ["scripts/setup.sh", ".ci/run"])
+@pytest.mark.parametrize("script", ["scripts/setup.sh", "scripts/audit.sh", ".ci/run"])
 def test_shell_scripts_parse(script: str) -> None:
     subprocess.run(["bash", "-n", str(ROOT / script)], check=True, timeout=20)
 
