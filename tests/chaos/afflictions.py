@@ -59,12 +59,23 @@ AFFLICTIONS = (
 )
 
 
-def drawn(seed: int) -> Iterator[Affliction]:
+class Drawn:
     """All of them in random order, again and again: each comes before any comes twice, as more
     than five deaths of one daemon in half an hour are not promised to be survived."""
-    chance = random.Random(seed)
-    while True:
-        yield from chance.sample(AFFLICTIONS, len(AFFLICTIONS))
+
+    def __init__(self, seed: int) -> None:
+        self._chance = random.Random(seed)
+        self._left: list[Affliction] = []
+
+    def strike(self, root: Path) -> str | None:
+        """Do the first whose process is there, and return its name; the others stay for later."""
+        if not self._left:
+            self._left = self._chance.sample(AFFLICTIONS, len(AFFLICTIONS))
+        for affliction in self._left:
+            if afflict(root, affliction):
+                self._left.remove(affliction)
+                return affliction.name
+        return None
 
 
 def afflict(root: Path, affliction: Affliction) -> bool:

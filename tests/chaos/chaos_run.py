@@ -27,7 +27,7 @@ from flows.replay import ReplayError, replay, trained_updates
 from storage.errors import StorageError
 from storage.records import ExecutionOutcome, ExecutionResult, RecordError, StepDone
 from storage.run import Run, open_run
-from tests.chaos.afflictions import afflict, drawn, left_running, scratch_folders
+from tests.chaos.afflictions import Drawn, left_running, scratch_folders
 from tests.flows.conftest import start_gyre
 from tests.flows.orchestrated import logs
 
@@ -84,19 +84,17 @@ def run_chaos(
 
     first = root / "runs" / NAME / "steps" / "00000"
     _wait(lambda: ended() or first.exists(), BEGIN_LIMIT_S)
-    due, chosen = time.monotonic(), drawn(seed)
+    due, chosen = time.monotonic(), Drawn(seed)
     until = due + 60 * minutes
     while not ended() and due + every_s < until:
         due += every_s
         _wait(ended, due - time.monotonic())
         scratch |= scratch_folders(root)
-        while command.poll() is None:
-            fault = next(chosen)
-            at = round(time.monotonic() - began, 1)
-            if afflict(root, fault):
-                report.faults.append((at, fault.name))
-                print(report.faults[-1], file=sys.stderr, flush=True)
-                break
+        at = round(time.monotonic() - began, 1)
+        name = chosen.strike(root)
+        if name is not None:
+            report.faults.append((at, name))
+            print(report.faults[-1], file=sys.stderr, flush=True)
     _wait(ended, END_LIMIT_S)
     if command.poll() is None:
         command.send_signal(signal.SIGTERM)
