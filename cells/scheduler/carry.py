@@ -1,37 +1,36 @@
-"""Roles while groups are carried over: no cell is idle while another kind of work waits."""
+"""Roles while groups are carried over: a cell serves while it is well filled, else it trains."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
 from cells.scheduler.snapshot import CellView, Move, Role, Snapshot
 
-_FEW = 2
-"""Sealed micro-steps a trainer: with fewer the training will soon wait, and queued executions get
-a further cell."""
-_MANY = 4
-"""With so many a cell leaves although executions are queued."""
+_HYSTERESIS = 0.5
+"""Share of a cell's places by which more has work when it comes back than when it left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Carry:
-    """Serving cells are kept full, all others train; queued executions wait for a place.
+    """As many cells serve as live executions fill; the few that are left over wait in between.
 
-    With a window of launched groups waiting costs nothing: an execution that has not begun has no
-    tokens that could become stale. So a cell leaves rollout as soon as those that stay have places
-    for the executions that hold one, and sealed micro-steps wait for it. It comes back for queued
-    executions when fewer serve than `Snapshot.serving_cells`, or when few micro-steps are left for
-    the trainers, one cell at a time. One cell serves while anything lives. `min_gain` and
-    `dwell_s` are those of `Elastic`.
+    The last executions of a burst hold a cell that they hardly use, which is where most of the time
+    of bursts is lost. Where groups are carried over, new ones come with every update, so that those
+    few can wait for them: their calls are held back, their tools go on, and one cell after another
+    trains. Two things bound the waiting. When the oldest token of a group that runs is `patience`
+    updates old, a cell serves whatever lives; and so it does when nothing more will be launched.
+
+    A cell also serves where the training would soon wait for groups. `min_gain` and `dwell_s` are
+    those of `Elastic`.
     """
 
     min_gain: float = 1.0
     dwell_s: float = 0.0
+    patience: int = 6
 
     def decide(self, snapshot: Snapshot) -> tuple[Move, ...]:
-        """See `Policy.decide`."""
+        """See `Policy.decide`. The last cell that serves may leave while executions live."""
         if snapshot.training.expected == 0:
             return tuple(
                 Move(cell.cell_id, Role.ROLLOUT, "nothing is left to train")
@@ -40,51 +39,51 @@ class Carry:
         return self._back(snapshot) or self._to_training(snapshot)
 
     def _back(self, snapshot: Snapshot) -> tuple[Move, ...]:
-        serving = snapshot.heading(Role.ROLLOUT)
-        trainers = sorted(_in_role(snapshot, Role.TRAINING), key=lambda c: (c.is_core, c.cell_id))
-        if not snapshot.queued or not trainers:
-            return ()
-        if not serving:
-            return (Move(trainers[0].cell_id, Role.ROLLOUT, _queue_reason(snapshot)),)
-        work = snapshot.training
-        room = sum(max(cell.capacity - cell.live, 0) for cell in serving)
-        idle = len(trainers) - work.claimed if work.sealed == 0 else 0
-        if work.sealed < _FEW * len(trainers):
-            idle = max(idle, 1)
-        missing = max(idle, snapshot.serving_cells - len(serving))
-        if work.sealed and any(cell.role is Role.SWITCHING for cell in snapshot.cells):
-            missing = 0  # what the last move does is not seen yet
-        wanted = min(missing, ceil((snapshot.queued - room) / trainers[0].capacity))
+        """Satellites; the core stays, for only it can end an update."""
+        trainers = _in_role(snapshot, Role.TRAINING)
+        missing = self._called(snapshot, len(trainers)) - len(snapshot.heading(Role.ROLLOUT))
+        able = [cell for cell in trainers if not cell.is_core and self._settled(cell, snapshot)]
         return tuple(
-            Move(cell.cell_id, Role.ROLLOUT, _queue_reason(snapshot))
-            for cell in trainers[: max(wanted, 0)]
-            if not cell.is_core and self._settled(cell, snapshot)
+            Move(cell.cell_id, Role.ROLLOUT, _live_reason(snapshot))
+            for cell in able[: max(missing, 0)]
         )
 
     def _to_training(self, snapshot: Snapshot) -> tuple[Move, ...]:
-        staying = list(snapshot.serving())
+        """The core and then the emptiest, down to as many cells as are filled."""
+        spare = len(snapshot.heading(Role.ROLLOUT)) - self._kept(snapshot)
         trainers = len(snapshot.heading(Role.TRAINING))
         moves: list[Move] = []
-        for cell in sorted(staying, key=lambda c: (not c.is_core, c.live, c.cell_id)):
-            others = [other for other in staying if other is not cell]
-            if not (_places(others) >= snapshot.running and self._settled(cell, snapshot)):
-                continue
-            if len(others) < self._needed(snapshot):
-                continue
-            if not self._worth_it(cell, trainers, snapshot):
-                continue
-            staying = others
-            trainers += 1
-            reason = (
-                f"{len(others)} cells have places for {snapshot.running} running executions, "
-                f"{snapshot.training.sealed} micro-steps wait"
-            )
-            moves.append(Move(cell.cell_id, Role.TRAINING, reason))
+        serving = sorted(snapshot.serving(), key=lambda c: (not c.is_core, c.live, c.cell_id))
+        for cell in serving:
+            if len(moves) >= spare and not cell.is_core:
+                break
+            if self._settled(cell, snapshot) and self._worth_it(cell, trainers, snapshot):
+                moves.append(Move(cell.cell_id, Role.TRAINING, _live_reason(snapshot)))
+                trainers += 1
         return tuple(moves)
 
-    def _needed(self, snapshot: Snapshot) -> int:
-        """Cells that have to serve, however few executions hold a place."""
-        return snapshot.serving_cells if snapshot.queued else min(snapshot.waterlevel, 1)
+    def _called(self, snapshot: Snapshot, trainers: int) -> int:
+        """Cells that shall serve at least: for what fills them, and for training that is dry."""
+        work = snapshot.training
+        filled = self._filled(snapshot, snapshot.may_wait + _HYSTERESIS)
+        called = min(filled, snapshot.serving_cells)
+        if not snapshot.waterlevel or work.sealed:
+            return called
+        serving = len(snapshot.heading(Role.ROLLOUT))
+        idle = max(trainers - work.claimed, 1)
+        return max(called, min(serving + idle, ceil(_full(snapshot))))
+
+    def _kept(self, snapshot: Snapshot) -> int:
+        """Cells that go on serving once they do."""
+        return self._filled(snapshot, snapshot.may_wait)
+
+    def _filled(self, snapshot: Snapshot, share: float) -> int:
+        """Cells for which that share of their places has work, or one for what may not wait."""
+        if snapshot.last:
+            return ceil(_full(snapshot))
+        cells = int(_full(snapshot) + 1 - share)
+        urgent = snapshot.oldest >= self.patience and snapshot.waterlevel > 0
+        return max(cells, 1) if urgent else cells
 
     def _settled(self, cell: CellView, snapshot: Snapshot) -> bool:
         return snapshot.time - cell.since >= self.dwell_s
@@ -92,9 +91,9 @@ class Carry:
     def _worth_it(self, cell: CellView, trainers: int, snapshot: Snapshot) -> bool:
         """Whether what waits for a trainer pays for a switch there and back."""
         work, timings = snapshot.training, snapshot.timings
-        if cell.is_core or trainers == 0:
-            return work.sealed > 0
-        if snapshot.queued and work.sealed < _MANY * trainers:
+        if cell.is_core:
+            return work.sealed + work.claimed > 0
+        if trainers == 0:
             return False
         seconds = work.sealed * timings.micro_step_s
         saved = seconds / trainers - seconds / (trainers + 1)
@@ -106,9 +105,14 @@ def _in_role(snapshot: Snapshot, role: Role) -> tuple[CellView, ...]:
     return tuple(cell for cell in snapshot.cells if cell.role is role)
 
 
-def _places(cells: Sequence[CellView]) -> int:
-    return sum(cell.capacity for cell in cells)
+def _full(snapshot: Snapshot) -> float:
+    """How many cells the live executions would fill."""
+    return (snapshot.waterlevel + snapshot.coming) / snapshot.cells[0].capacity
 
 
-def _queue_reason(snapshot: Snapshot) -> str:
-    return f"{snapshot.queued} executions are queued, {snapshot.training.sealed} micro-steps wait"
+def _live_reason(snapshot: Snapshot) -> str:
+    return (
+        f"{snapshot.waterlevel} live executions fill {_full(snapshot):.1f} cells, "
+        f"{snapshot.training.sealed} micro-steps wait, the oldest token is {snapshot.oldest} "
+        f"updates old"
+    )

@@ -107,8 +107,12 @@ class Snapshot:
     """Everything that a decision may depend on.
 
     `queued` executions wait for a cell, `running` ones are bound to one; `queued_tokens` are the
-    KV tokens that the queued ones are expected to need. `serving_cells` is how many cells a pace
-    that carries groups over wants to serve while executions are queued.
+    KV tokens that the queued ones are expected to need. Where groups are carried over,
+    `serving_cells` is how many cells shall serve at most while there is enough to train, `oldest`
+    by how many updates the oldest token of a group that still runs is behind. `coming` is how many
+    executions will be launched with the update under way, as soon as all of that is claimed,
+    `may_wait` the share of a cell's places below which executions wait for others rather than hold
+    it. `last` says that nothing will be launched any more.
     """
 
     time: float
@@ -121,6 +125,10 @@ class Snapshot:
     queued_tokens: int = 0
     pace: Pace = Pace.BURST
     serving_cells: int = 1
+    oldest: int = 0
+    coming: int = 0
+    may_wait: float = 0.0
+    last: bool = False
 
     @property
     def waterlevel(self) -> int:

@@ -16,11 +16,26 @@ from cells.simulation.workload import Workload
 class Session:
     """A live execution: the cell it is bound to and what that cell holds of its context.
 
-    `sampled` are its output tokens by the weight version that generated them, rounded.
+    `sampled` are its output tokens by the weight version that generated them, rounded. It is
+    parked while it has begun and no cell has a place for it.
     """
 
-    __slots__ = ("admitted", "cell", "cold", "context", "ended_at", "execution", "queued_at",
-                 "request", "reroutes", "sampled", "started_at", "version")  # fmt: skip
+    __slots__ = (
+        "admitted",
+        "cell",
+        "cold",
+        "context",
+        "ended_at",
+        "execution",
+        "parked_at",
+        "parked_s",
+        "queued_at",
+        "request",
+        "reroutes",
+        "sampled",
+        "started_at",
+        "version",
+    )  # fmt: skip
 
     def __init__(self, env: simpy.Environment, execution: Execution, version: int) -> None:
         """A queued execution, which that version serves until another one is told."""
@@ -33,6 +48,8 @@ class Session:
         self.context = 0.0
         self.cold = 0.0
         self.reroutes = 0
+        self.parked_at: float | None = None
+        self.parked_s = 0.0
         self.queued_at = env.now
         self.started_at = env.now
         self.ended_at = env.now
@@ -66,6 +83,16 @@ class Cell:
         """Write down the interval that ends now."""
         if self._env.now > self.since:
             self.intervals.append(Interval(self.cell_id, self.role, self.since, self._env.now))
+
+    @property
+    def has_place(self) -> bool:
+        """Whether it serves, and could serve another execution."""
+        return self.role is Role.ROLLOUT and len(self.sessions) < self.capacity
+
+    def rollout_s(self) -> float:
+        """Seconds that it has served."""
+        now = self._env.now - self.since if self.role is Role.ROLLOUT else 0.0
+        return now + sum(i.end - i.start for i in self.intervals if i.role is Role.ROLLOUT)
 
     def view(self) -> CellView:
         """The cell as a policy sees it."""

@@ -54,10 +54,11 @@ class _Simulation:
         self._by_id = {cell.cell_id: cell for cell in self._cells}
         self._rollout = Rollout(env, self._cells, workload.serving, self._execution_ended)
         together = groups_together(workload.batch, policy.pipeline)
-        self._trainer = Trainer(env, workload, together, self._change)
+        carries = policy.pipeline.carries
+        self._trainer = Trainer(env, workload, together, self._change, self._holds, carries)
         self._pacer: Pacer | None = None
         if isinstance(policy, Adaptive):
-            self._pacer = Pacer(env, workload, policy, self._trainer)
+            self._pacer = Pacer(env, workload, policy, self._trainer, self._rollout, self._cells)
         self._left: Counter[int] = Counter()
         self._ended: dict[int, list[Session]] = defaultdict(list)
         self._serving_version = 0
@@ -125,6 +126,16 @@ class _Simulation:
             self._serving_version = self._trainer.version
             self._rollout.renew(self._serving_version, self._workload.training.pull_s)
 
+    @property
+    def _oldest(self) -> int:
+        """By how many updates the oldest group that still runs is behind."""
+        version = self._trainer.version
+        return max((version - begun for begun in self._rollout.begun.values()), default=0)
+
+    def _holds(self) -> bool:
+        """Whether an update that is complete has to wait."""
+        return self._pacer is not None and self._pacer.holds(self._oldest)
+
     def _execution_ended(self, session: Session) -> None:
         query = session.execution.query
         self._left[query] -= 1
@@ -139,6 +150,7 @@ class _Simulation:
             sampled += session.sampled
         mean = sum(version * count for version, count in sampled.items()) / sampled.total()
         tokens = sum(session.execution.tokens for session in sessions)
+        del self._rollout.begun[query], self._rollout.unsealed[query]
         if self._pacer is not None:
             self._pacer.sealed(GroupSeen.of(_ran(session) for session in sessions))
         self._trainer.seal(Group(query, mean, min(sampled), tokens))
@@ -171,6 +183,10 @@ class _Simulation:
             versions=VersionBounds(self._serving_version, self._serving_version),
             pace=self._pace,
             serving_cells=1 if self._pacer is None else self._pacer.serving_cells,
+            oldest=self._oldest,
+            coming=0 if self._pacer is None else self._pacer.coming,
+            may_wait=0.0 if self._pacer is None else self._pacer.may_wait,
+            last=self._pacer is not None and self._pacer.last,
         )
 
     def _start(self, move: Move) -> None:
@@ -178,7 +194,7 @@ class _Simulation:
         self._switches += 1
         if move.to is Role.TRAINING:
             cell.become(Role.SWITCHING, Role.TRAINING)
-            self._rollout.leave(cell)
+            self._rollout.leave(cell, may_wait=self._pace is Pace.CARRY)
             self._env.process(self._train(cell))
         else:
             cell.become(Role.SWITCHING, Role.ROLLOUT)
@@ -203,4 +219,5 @@ class _Simulation:
 
 
 def _ran(session: Session) -> Ran:
-    return Ran(session.started_at, session.ended_at, session.execution.timed_out)
+    ended, waited = session.ended_at, session.parked_s
+    return Ran(session.started_at, ended, session.execution.timed_out, waited)

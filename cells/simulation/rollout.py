@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterable
 from heapq import heapify, heappop, heapreplace
 from typing import Any
@@ -37,6 +37,9 @@ class Rollout:
         self._ended = ended
         self._queue: deque[Session] = deque()
         self.running = 0
+        self.begun: dict[int, int] = {}
+        """The version under which the first execution of an unsealed query began."""
+        self.unsealed: dict[int, list[Session]] = defaultdict(list)
         self.executions: list[Ended] = []
 
     @property
@@ -49,6 +52,7 @@ class Rollout:
         for execution in executions:
             session = Session(self._env, execution, version)
             self._queue.append(session)
+            self.unsealed[execution.query].append(session)
             self._env.process(self._run(session))
         self.admit()
 
@@ -59,7 +63,7 @@ class Rollout:
         room = [
             (len(cell.sessions) / cell.capacity, number, cell)
             for number, cell in enumerate(self._cells)
-            if cell.role is Role.ROLLOUT and len(cell.sessions) < cell.capacity
+            if cell.has_place
         ]
         heapify(room)
         while self._queue and room:
@@ -70,16 +74,23 @@ class Rollout:
             else:
                 heappop(room)
 
-    def leave(self, cell: Cell) -> None:
+    def leave(self, cell: Cell, may_wait: bool = False) -> None:
         """Reroute every session of a cell that serves no longer.
 
+        Where they may wait, those for which no other cell has a place wait for one, before all that
+        are queued.
+
         Raises:
-            SimulationError: if no other cell serves.
+            SimulationError: if no other cell serves and they may not wait.
         """
+        waiting: list[Session] = []
         for session in tuple(cell.sessions):
             other = self._emptiest()
-            if other is None:
+            if other is None and not may_wait:
                 raise SimulationError(f"{cell.cell_id} left live executions that nobody serves")
+            if other is None or (may_wait and len(other.sessions) >= other.capacity):
+                waiting.append(session)
+                continue
             del cell.sessions[session]
             other.sessions[session] = None
             session.cell = other
@@ -87,6 +98,20 @@ class Rollout:
             session.cold = session.context * (1 - self._model.kv_kept_on_reroute)
             if session.request is not None:
                 cell.serving.abort(session.request)
+        for session in reversed(waiting):
+            self._park(session, cell)
+
+    def _park(self, session: Session, cell: Cell) -> None:
+        """Its calls wait until a cell has a place for it; what its tools do goes on."""
+        del cell.sessions[session]
+        session.cell = None
+        session.cold = session.context * (1 - self._model.kv_kept_on_reroute)
+        session.parked_at = self._env.now
+        session.admitted = self._env.event()
+        self.running -= 1
+        self._queue.appendleft(session)
+        if session.request is not None:
+            cell.serving.abort(session.request)
 
     def renew(self, version: int, pull_s: float) -> None:
         """Serve everything that lives with `version` from now on; serving cells pull it first.
@@ -95,6 +120,7 @@ class Rollout:
         """
         for session in self._queue:
             session.version = version
+            session.cold = session.context
         for cell in self._cells:
             if cell.role is Role.ROLLOUT:
                 cell.version = version
@@ -111,7 +137,12 @@ class Rollout:
 
     def _bind(self, session: Session, cell: Cell) -> None:
         session.cell = cell
-        session.started_at = self._env.now
+        if session.parked_at is None:
+            session.started_at = self._env.now
+            self.begun.setdefault(session.execution.query, session.version)
+        else:
+            session.parked_s += self._env.now - session.parked_at
+            session.parked_at = None
         cell.sessions[session] = None
         self.running += 1
         session.admitted.succeed()
@@ -128,7 +159,9 @@ class Rollout:
     def _call(self, session: Session, prompt: float, output: float) -> Generator[Any, Any, None]:
         work = left = self._model.work(prompt, output)
         while left > 0:
-            assert session.cell is not None
+            if session.cell is None:
+                yield session.admitted
+                continue
             if session.cell.loaded is not None and not session.cell.loaded.processed:
                 yield session.cell.loaded
                 continue
@@ -143,19 +176,28 @@ class Rollout:
 
     def _finish(self, session: Session) -> None:
         cell = session.cell
-        assert cell is not None
-        del cell.sessions[session]
-        self.running -= 1
+        if cell is None:
+            assert session.parked_at is not None
+            self._queue.remove(session)
+            session.parked_s += self._env.now - session.parked_at
+        else:
+            del cell.sessions[session]
+            self.running -= 1
         session.ended_at = self._env.now
         self.executions.append(
             Ended(
                 query=session.execution.query,
-                active_s=self._env.now - session.started_at,
+                active_s=self._env.now - session.started_at - session.parked_s,
                 waited_s=session.started_at - session.queued_at,
                 reroutes=session.reroutes,
                 timed_out=session.execution.timed_out,
             )
         )
-        if self._queue and cell.role is Role.ROLLOUT and len(cell.sessions) < cell.capacity:
+        if (
+            cell is not None
+            and self._queue
+            and cell.role is Role.ROLLOUT
+            and len(cell.sessions) < cell.capacity
+        ):
             self._bind(self._queue.popleft(), cell)
         self._ended(session)

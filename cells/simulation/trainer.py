@@ -31,20 +31,30 @@ class Group:
 class Trainer:
     """The due samples, the update under way, and the replicas that claim micro-steps.
 
-    Groups join updates in the order in which they are sealed. `together` is how many groups must
-    be sealed before the first of them may be claimed: one where training streams, those of an
-    update or of a batch where it does not.
+    Groups join updates in the order in which they are sealed, or the oldest first. `together` is
+    how many groups must be sealed before the first of them may be claimed: one where training
+    streams, those of an update or of a batch where it does not.
     """
 
     def __init__(
-        self, env: simpy.Environment, workload: Workload, together: int, changed: Callable[[], None]
+        self,
+        env: simpy.Environment,
+        workload: Workload,
+        together: int,
+        changed: Callable[[], None],
+        holds: Callable[[], bool],
+        oldest_first: bool,
     ) -> None:
-        """`changed` is called whenever the scheduler might want to decide anew."""
+        """`changed` is called whenever the scheduler might want to decide anew; while `holds`
+        says so, the update that is complete is not published. With `oldest_first` the groups with
+        the oldest tokens join the next update, whenever they were sealed."""
         self._env = env
         self._training = workload.training
         self._groups_per_update = workload.batch.queries_per_update
         self._together = together
         self._changed = changed
+        self._holds = holds
+        self._oldest_first = oldest_first
         self._sealed: deque[Group] = deque()
         self._released = 0
         self._in_update: list[Group] = []
@@ -77,6 +87,8 @@ class Trainer:
         if len(self._sealed) - self._released >= self._together:
             self._released += self._together
         self._fill()
+        if self._complete():
+            self._wake_all()  # it may have been held for this group
         sealing, self.sealing = self.sealing, self._env.event()
         sealing.succeed()
         self._changed()
@@ -88,6 +100,11 @@ class Trainer:
         sealed = ready + len(self._sealed) * each
         expected = sealed + self._claimed + self._unsealed * each
         return TrainingWork(expected, sealed, ready, self._claimed)
+
+    @property
+    def closing(self) -> bool:
+        """Whether nothing of the update under way is left to claim."""
+        return len(self._in_update) == self._groups_per_update and not self._ready
 
     @property
     def micro_step_s(self) -> float:
@@ -139,7 +156,7 @@ class Trainer:
     def _complete(self) -> bool:
         """Whether every micro-step of the update under way is accumulated."""
         needed = self._groups_per_update * self._training.micro_steps_per_group
-        return self._accumulated == needed and not self._stepping
+        return self._accumulated == needed and not self._stepping and not self._holds()
 
     def _step(self) -> Generator[Any, Any, None]:
         self._stepping = True
@@ -162,12 +179,19 @@ class Trainer:
         """Move released groups into the update under way, as micro-steps."""
         each = self._training.micro_steps_per_group
         while self._released and len(self._in_update) < self._groups_per_update:
-            group = self._sealed.popleft()
+            group = self._next()
             self._released -= 1
             self._in_update.append(group)
             seconds = group.tokens / self._training.tokens_per_s / each
             self._ready.extend([seconds] * each)
             self._wake_all()
+
+    def _next(self) -> Group:
+        if not self._oldest_first:
+            return self._sealed.popleft()
+        group = min(self._sealed, key=lambda sealed: sealed.oldest)
+        self._sealed.remove(group)
+        return group
 
     def _wake_all(self) -> None:
         for cell_id in tuple(self._idle):

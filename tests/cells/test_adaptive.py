@@ -25,9 +25,9 @@ from cells.scheduler import (
 )
 
 SHAPE = Shape(cells=4, capacity=10, groups_per_update=2, updates_per_burst=4)
-GROUP = GroupSeen(place_s=4000.0, lag_s=500.0, age_s=300.0, timed_out=False)
+GROUP = GroupSeen(place_s=4000.0, lag_s=500.0, span_s=1500.0, timed_out=False)
 BURSTS = Spell(updates=4, update_s=1000.0, train_s=1000.0, groups=(GROUP,) * 8, staleness=1.5)
-"""The work of an update: 2 x (4000/10 + 1000)/4 = 700 s."""
+"""The work of an update: 2 x (4000/10 + 1000)/4 = 700 s; carried over 700 x 4/3.5 x 1.04 = 832."""
 FAR = 1000
 
 
@@ -36,14 +36,26 @@ def test_an_unknown_workload_stays_in_bursts() -> None:
         pacing = Adaptive().pacing(seen, SHAPE, FAR)
         assert (pacing.pace, pacing.window) == (Pace.BURST, 8)
         assert "too few groups" in pacing.reason
+    pacing = Adaptive().pacing(Measured(replace(BURSTS, running=3)), SHAPE, FAR)
+    assert pacing.pace is Pace.BURST
+    assert "3 of the groups still run" in pacing.reason
+    assert Adaptive().pacing(Measured(replace(BURSTS, running=2)), SHAPE, FAR).pace is Pace.CARRY
 
 
 def test_groups_are_carried_over_where_bursts_wait_and_staleness_allows_it() -> None:
     pacing = Adaptive().pacing(Measured(BURSTS), SHAPE, FAR)
     assert pacing.pace is Pace.CARRY
     assert 2 * SHAPE.groups_per_update < pacing.window < SHAPE.burst
-    assert pacing.serving_cells == 1  # 29 % of four cells
-    assert "1000 s, its work 700 s (71% training)" in pacing.reason
+    assert pacing.serving_cells == 2  # 29 % of four cells, and one more at most
+    assert "takes 1000 s, carried over 832 s (71% training)" in pacing.reason
+    assert pacing.may_wait == 0.35  # 333 s would keep the staleness
+
+
+def test_executions_wait_less_where_staleness_leaves_no_time() -> None:
+    late = Measured(replace(BURSTS, groups=(replace(GROUP, lag_s=1200.0),) * 8))
+    pacing = Adaptive().pacing(late, SHAPE, FAR)
+    assert pacing.pace is Pace.CARRY
+    assert pacing.may_wait == 0.2
 
 
 def test_work_whose_groups_take_too_long_stays_in_bursts() -> None:
@@ -74,26 +86,49 @@ def test_carrying_over_that_was_slower_ends() -> None:
 
 
 def test_a_staleness_above_that_of_bursts_makes_the_window_smaller() -> None:
-    stale = Adaptive().pacing(Measured(BURSTS, replace(BURSTS, staleness=2.5)), SHAPE, FAR)
-    fresh = Adaptive().pacing(Measured(BURSTS, replace(BURSTS, staleness=0.5)), SHAPE, FAR)
+    pace = Adaptive().pacing
+    used = replace(BURSTS, window=5.0)
+    stale = pace(Measured(BURSTS, replace(used, staleness=2.5)), SHAPE, FAR)
+    fresh = pace(Measured(BURSTS, replace(used, staleness=0.5)), SHAPE, FAR)
     assert stale.window < fresh.window
+    owing = pace(Measured(BURSTS, excess=200.0), SHAPE, FAR)
+    assert owing.window < pace(Measured(BURSTS, excess=-200.0), SHAPE, FAR).window
 
 
 def test_the_last_groups_of_a_run_are_launched_together() -> None:
-    assert Adaptive().pacing(Measured(BURSTS), SHAPE, 7).window == 7
+    # The longest group takes 1500 s, an update 832: 1.8 updates of two groups.
+    assert Adaptive().pacing(Measured(BURSTS), SHAPE, 4).window == 4
+    long = replace(BURSTS, groups=(replace(GROUP, span_s=9000.0),) * 8)
+    assert Adaptive().pacing(Measured(long), SHAPE, 8).window == 8
+    assert Adaptive().pacing(Measured(long), SHAPE, 9).window < 9
+
+
+def test_an_update_waits_for_a_group_that_would_be_too_old() -> None:
+    policy = Adaptive(max_staleness=5)
+    assert [policy.holds(oldest) for oldest in range(6)] == [False] * 4 + [True] * 2
+
+
+def test_nothing_is_carried_over_where_staleness_allows_no_more_than_bursts() -> None:
+    pacing = Adaptive(max_staleness=3).pacing(Measured(BURSTS), SHAPE, FAR)
+    assert pacing.pace is Pace.BURST
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:
-    for setting in ({"min_gain": 1.0}, {"min_gain": -0.1}, {"dwell_s": -1.0}):
+    for setting in (
+        {"min_gain": 1.0},
+        {"min_gain": -0.1},
+        {"dwell_s": -1.0},
+        {"max_staleness": -1},
+    ):
         with pytest.raises(PolicyError):
             make_policy("adaptive", **setting)
 
 
 def test_a_group_is_measured_by_its_tokens() -> None:
     group = GroupSeen.of([Ran(0.0, 10.0, False), Ran(0.0, 30.0, True)])
-    assert group.place_s == 40.0
+    assert (group.place_s, group.span_s) == (40.0, 30.0)
     assert group.lag_s == pytest.approx((10 * 25 + 30 * 15) / 40)
-    assert group.age_s == pytest.approx((10 * 5 + 30 * 15) / 40)
+    assert GroupSeen.of([Ran(0.0, 30.0, False, waited_s=20.0)]).place_s == 10.0
     assert group.timed_out
     assert GroupSeen.of([Ran(5.0, 5.0, False)]).lag_s == 0.0
 
@@ -108,6 +143,8 @@ def moves(*cells: CellView, **more: Any) -> dict[str, Role]:
         "timings": Timings(micro_step_s=60.0),
         "queued": 0,
         "pace": Pace.CARRY,
+        "serving_cells": 2,
+        "may_wait": 0.2,
         **more,
     }
     seen = Snapshot(time=1e4, running=sum(each.live for each in cells), cells=cells, **values)
@@ -120,26 +157,40 @@ def test_in_bursts_it_decides_as_elastic() -> None:
     assert moves(*serving, pace=Pace.BURST, queued=5) == {}
 
 
-def test_carried_over_queued_executions_hold_no_cell_back() -> None:
-    assert moves(cell(0, Role.ROLLOUT, 6), cell(1, Role.ROLLOUT, 2), queued=5) == {
-        "c0": Role.TRAINING
-    }
+def test_a_cell_serves_while_it_is_filled_well_enough() -> None:
+    cells = (cell(0, Role.TRAINING), cell(1, Role.ROLLOUT, 2))
+    assert moves(*cells) == {}
+    assert moves(cells[0], cell(1, Role.ROLLOUT, 1)) == {"c1": Role.TRAINING}
+    assert moves(cells[0], cell(1, Role.ROLLOUT, 1), queued=4) == {}
+    two = (cell(0, Role.TRAINING), cell(1, Role.ROLLOUT, 8), cell(2, Role.ROLLOUT, 3))
+    assert moves(*two) == {"c2": Role.TRAINING}  # one of eleven waits
 
 
-def test_a_cell_stays_while_its_executions_have_no_other_place() -> None:
-    assert moves(cell(0, Role.ROLLOUT, 6), cell(1, Role.ROLLOUT, 5)) == {}
+def test_the_core_trains_whatever_lives() -> None:
+    assert moves(cell(0, Role.ROLLOUT, 9), cell(1, Role.ROLLOUT, 9)) == {"c0": Role.TRAINING}
+    assert moves(cell(0, Role.TRAINING), training=TrainingWork(4), queued=3) == {}
 
 
-def test_a_satellite_comes_back_for_the_queue_when_little_is_left_to_train() -> None:
-    cells = (cell(0, Role.TRAINING), cell(1, Role.TRAINING), cell(2, Role.ROLLOUT, 10))
-    few = TrainingWork(40, 3, 3, 2)
-    assert moves(*cells, queued=4, training=few) == {"c1": Role.ROLLOUT}
-    assert moves(*cells, queued=4) == {}
-    assert moves(*cells, queued=4, serving_cells=2) == {"c1": Role.ROLLOUT}
-    assert moves(*cells, queued=0, training=few) == {}
+def test_few_executions_wait_for_more() -> None:
+    cells = (cell(0, Role.TRAINING), cell(1, Role.TRAINING), cell(2, Role.TRAINING))
+    assert moves(*cells, queued=6) == {}
+    assert moves(*cells, queued=7) == {"c1": Role.ROLLOUT}
+    assert moves(*cells, queued=4, coming=3) == {"c1": Role.ROLLOUT}
+    assert moves(*cells, queued=30) == {"c1": Role.ROLLOUT, "c2": Role.ROLLOUT}
+    assert moves(*cells, queued=30, serving_cells=1) == {"c1": Role.ROLLOUT}
 
 
-def test_one_cell_serves_while_anything_lives() -> None:
-    assert moves(cell(0, Role.TRAINING), cell(1, Role.ROLLOUT, 1)) == {}
-    assert moves(cell(0, Role.TRAINING), cell(1, Role.TRAINING), queued=1) == {"c1": Role.ROLLOUT}
-    assert moves(cell(0, Role.TRAINING), training=TrainingWork()) == {"c0": Role.ROLLOUT}
+def test_nothing_waits_when_it_is_old_or_the_last_or_training_has_nothing_else() -> None:
+    cells = (cell(0, Role.TRAINING), cell(1, Role.TRAINING), cell(2, Role.TRAINING))
+    back = {"c1": Role.ROLLOUT}
+    assert moves(*cells, queued=1, oldest=5) == {}
+    assert moves(*cells, queued=1, oldest=6) == back
+    assert moves(*cells, queued=1, last=True) == back
+    assert moves(*cells, queued=1, training=TrainingWork(40, 0, 0, 3)) == back
+    serving = (cell(0, Role.TRAINING), cell(1, Role.ROLLOUT, 1))
+    assert moves(*serving, oldest=6) == moves(*serving, last=True) == {}
+
+
+def test_all_serve_when_nothing_is_left_to_train() -> None:
+    cells = (cell(0, Role.TRAINING), cell(1, Role.TRAINING))
+    assert set(moves(*cells, training=TrainingWork()).values()) == {Role.ROLLOUT}
