@@ -13,9 +13,8 @@ import sys
 import tempfile
 import tomllib
 import venv
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
@@ -65,37 +64,21 @@ def main() -> None:
         _write("dev", "Tools of the tests and checks.", _hashed(python, added))
         for name, title in BY_HAND.items():
             source = REQUIREMENTS / f"{name}.in"
-            _write(name, title, _hashed(python, _pins(source), _hashes(source)))
+            _write(name, title, _hashed(python, _pins(source)))
     print(f"locked {len(locked)} packages and {len(added)} tools")
 
 
 def _pins(source: Path) -> list[str]:
-    """``name==version`` of each line, without hashes and comments."""
+    """The lines of a file without comments."""
     lines = source.read_text(encoding="utf-8").splitlines()
-    return [line.split()[0] for line in lines if line and not line.startswith("#")]
+    return [line for line in lines if line and not line.startswith("#")]
 
 
-def _hashes(source: Path) -> dict[str, list[str]]:
-    """Hashes that a file allows by hand, by its pins."""
-    lines = source.read_text(encoding="utf-8").splitlines()
-    return {line.split()[0]: line.split()[1:] for line in lines if " --hash=" in line}
-
-
-def _hashed(
-    python: Path, pins: Sequence[str], more: Mapping[str, Sequence[str]] = MappingProxyType({})
-) -> list[str]:
-    """The pins with the hashes of all files of each release, and ``more`` by pin."""
+def _hashed(python: Path, pins: Sequence[str]) -> list[str]:
+    """The pins with the hashes of all files of each release."""
     command = [str(python), "-m", "uv", "--no-config", "pip", "compile", "--quiet", "--no-deps"]
     command += ["--universal", "--generate-hashes", "--no-annotate", "--no-header", "-"]
-    lines: list[str] = []
-    for line in _run(command, given="\n".join(pins)).splitlines():
-        if not line.startswith(" "):
-            given = line.split()[0]
-            extra = [one for pin, hashes in more.items() if pin == given for one in hashes]
-            lines += [f"{given} \\", *(f"    {one} \\" for one in extra)]
-        else:
-            lines.append(line)
-    return lines
+    return _run(command, given="\n".join(pins)).splitlines()
 
 
 def _name(requirement: str) -> str:

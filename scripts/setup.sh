@@ -10,7 +10,8 @@ FOR=${1:-}
 VENV=.venv
 STAMP=$VENV/.gyre-setup
 INPUTS=(requirements/build.txt requirements/cpu.txt requirements/torch.txt
-        requirements/engines.txt requirements/dev.txt pyproject.toml scripts/setup.sh)
+        requirements/torch-cpu.txt requirements/engines.txt requirements/dev.txt
+        pyproject.toml scripts/setup.sh)
 
 say() { printf '[set-up %3ds] %s\n' "$SECONDS" "$*"; }
 fail() {
@@ -96,10 +97,15 @@ step() {
     say "  took $((SECONDS - start)) s"
 }
 
+# pip prefers a file whose hash its index tells, so the small build has to be asked for by name.
+install_torch() {
+    pip_locked -r requirements/torch-cpu.txt || pip_locked -r requirements/torch.txt
+}
+
 # Downloads of the large wheels and the many small ones overlap; they share no package.
 install_packages() {
     local large status=0
-    { pip_locked -r requirements/torch.txt && pip_locked -r requirements/engines.txt; } &
+    { install_torch && pip_locked -r requirements/engines.txt; } &
     large=$!
     pip_locked -r requirements/cpu.txt -r requirements/dev.txt || status=$?
     wait "$large" || status=$?

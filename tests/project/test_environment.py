@@ -58,7 +58,7 @@ def test_what_is_locked_is_installed() -> None:
     assert not wrong, wrong
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", [*FILES, "torch-cpu.txt"])
 def test_every_pin_has_hashes(name: str) -> None:
     pin, without = "", set()
     for line in (ROOT / "requirements" / name).read_text(encoding="utf-8").splitlines():
@@ -80,12 +80,16 @@ def test_pins_made_by_hand_are_those_of_the_lock(name: str) -> None:
     assert sorted(pins) == sorted(f"{pin}=={of}" for pin, of in _pins(f"{name}.txt").items())
 
 
-@pytest.mark.parametrize("option", ["torch.txt", "cpu.txt", "engines.txt", "build.txt"])
+@pytest.mark.parametrize("option", [*FILES, "torch-cpu.txt"])
 def test_set_up_installs_no_lock_without_its_hashes(option: str) -> None:
     text = (ROOT / "scripts" / "setup.sh").read_text(encoding="utf-8")
     uses = [line for line in text.splitlines() if f"-r requirements/{option}" in line]
     assert uses and all("pip_locked" in line for line in uses)
     assert "--require-hashes --no-deps" in text
+
+
+def test_both_builds_of_torch_are_one_release() -> None:
+    assert _pins("torch-cpu.txt")["torch"].partition("+")[0] == _pins("torch.txt")["torch"]
 
 
 def test_locks_share_no_package() -> None:
