@@ -106,4 +106,5 @@ async def test_memory_does_not_grow_with_the_executions(
             await group(number)
         grown = resident() - before
         assert (await bench.state())["live"] == 0
+    print(f"{grown / 1e6:.1f} MB more after {then} executions, {before / 1e6:.0f} MB before")
     assert grown < SPARE_BYTES, f"{grown / 1e6:.1f} MB more after {then} executions"
