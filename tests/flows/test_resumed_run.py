@@ -61,8 +61,8 @@ def killed_and_resumed(
     for process, line in marked_processes(root):
         if "prefect.engine" in line:
             process.send_signal(signal.SIGKILL)
+    first.kill()  # it would have the flow run again
     finish(first, root)
-    assert first.returncode == 1
     run = open_run(str(root), "r")
     before = results(run)
     gateway = orjson.loads(run.store.read(run.layout.host("gateway")))["pid"]
