@@ -22,6 +22,8 @@ RUN_BY = {
     "python scripts/pictures.py": "tests/flows/test_report.py",
     "python -m prefect.engine": "tests/flows/orchestrated.py",
     "python -m pytest": "tests/project/test_targets.py",
+    "python -m tests.chaos.chaos_run": "tests/chaos/test_chaos_run.py",
+    "python -m cells.gateway.forks": "tests/cells/gateway/test_prefixes.py",
 }
 """Beginning of a command, to the file that runs it."""
 NOT_RUN = {
