@@ -14,6 +14,7 @@ DANGEROUS = {
     "exec": "runs its text",
     "pickle.load": "runs what it is told",
     "pickle.loads": "runs what it is told",
+    "pickle.Unpickler": "runs what it is told",
     "cloudpickle.loads": "runs what it is told",
     "marshal.loads": "gives code",
     "shelve.open": "is pickle",
@@ -27,7 +28,7 @@ DANGEROUS = {
 METHODS = {"extractall": "writes wherever an archive says"}
 
 ALLOWED = {
-    ("cells/gateway/rest.py", "pickle.loads"): "its own memory, packed by itself and never stored",
+    ("cells/gateway/rest.py", "pickle.Unpickler"): "its own memory, packed by itself and never stored",
     ("configs/text.py", "yaml.load"): "with a loader that derives from yaml.SafeLoader",
     ("tasks/rollout/sandboxes/entry.py", "marshal.loads"): "our own program, inside the sandbox",
     ("tasks/rollout/sandboxes/entry.py", "exec"): "our own program, inside the sandbox",
