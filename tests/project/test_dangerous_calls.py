@@ -28,7 +28,7 @@ DANGEROUS = {
 METHODS = {"extractall": "writes wherever an archive says"}
 
 ALLOWED = {
-    ("cells/gateway/rest.py", "pickle.Unpickler"): "its own memory, packed by itself and never stored",
+    ("cells/gateway/rest.py", "pickle.Unpickler"): "its own memory, packed by itself, never stored",
     ("configs/text.py", "yaml.load"): "with a loader that derives from yaml.SafeLoader",
     ("tasks/rollout/sandboxes/entry.py", "marshal.loads"): "our own program, inside the sandbox",
     ("tasks/rollout/sandboxes/entry.py", "exec"): "our own program, inside the sandbox",
