@@ -125,12 +125,12 @@ class Mover:
             except DaemonError:
                 if time.monotonic() > min(deadline, heard + SILENCE_S):
                     raise
-                continue
-            heard = time.monotonic()
-            if status["role"] in ("rollout", "training"):
-                return status
-            if status["role"] == "failed" or time.monotonic() > deadline:
-                raise DaemonError(f"{name}: role {status['role']}: {status.get('detail', '')}")
+            else:
+                heard = time.monotonic()
+                if status["role"] in ("rollout", "training"):
+                    return status
+                if status["role"] == "failed" or heard > deadline:
+                    raise DaemonError(f"{name}: role {status['role']}: {status.get('detail', '')}")
             time.sleep(_POLL_S)
 
     def announce(

@@ -33,7 +33,7 @@ from cells.gateway.sessions import Sessions
 from cells.gateway.settling import Settler
 from cells.gateway.shards import Shards, gather_metrics, process_names
 from cells.gateway.wire import Wire
-from cells.ports import listen
+from cells.ports import free_port
 from cells.tls import Tls, trusting
 from configs.run import RunConfig
 from storage.layout import RunLayout
@@ -169,26 +169,21 @@ def choose_port(store: Store, layout: RunLayout, config: RunConfig, name: str) -
     key, last = layout.address(name), 0
     with suppress(MissingObjectError, RecordError):
         last = store.read_record(key, Address).port
-    port = _free(config.gateway.host, last) or _any_port(config.gateway.host)
+    port = last if _is_free(config.gateway.host, last) else free_port(config.gateway.host)
     if port != last:
         store.write_record(key, Address(port=port))
     return port
 
 
-def _any_port(host: str) -> int:
-    with listen(host) as listener:
-        return int(listener.getsockname()[1])
-
-
-def _free(host: str, port: int) -> int:
-    """``port`` if it is one and can be listened on now; else 0."""
+def _is_free(host: str, port: int) -> bool:
+    """Whether ``port`` is one and can be listened on now."""
     if not port:
-        return 0
+        return False
     try:
-        with socket.create_server((host, port)) as listener:
-            return int(listener.getsockname()[1])
+        socket.create_server((host, port)).close()
     except OSError:
-        return 0
+        return False
+    return True
 
 
 def _settle() -> None:

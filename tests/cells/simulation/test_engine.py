@@ -204,7 +204,7 @@ def test_carrying_over_saves_time_at_no_more_staleness_and_says_why() -> None:
     elastic, adaptive = run(workload, "elastic"), run(workload, "adaptive")
     assert elastic.seconds / adaptive.seconds > 1.04
     assert adaptive.tokens == pytest.approx(elastic.tokens)
-    assert adaptive.mean_staleness == pytest.approx(elastic.mean_staleness, abs=0.05)
+    assert adaptive.mean_staleness <= elastic.mean_staleness
     assert [choice.pace for choice in adaptive.choices] == [Pace.BURST, Pace.CARRY]
     assert "carry over within" in adaptive.choices[1].reason
 
