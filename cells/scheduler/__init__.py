@@ -12,6 +12,7 @@ from cells.scheduler.adaptive import Adaptive, Pacing
 from cells.scheduler.baselines import Colocate, FixedSplit
 from cells.scheduler.elastic import Elastic
 from cells.scheduler.measured import GroupSeen, Measured, Ran, Shape, Spell
+from cells.scheduler.pacer import Choice, Pacer, SoFar
 from cells.scheduler.policy import Pipeline, Policy, PolicyError
 from cells.scheduler.snapshot import (
     CellView,
@@ -28,6 +29,7 @@ __all__ = [
     "POLICY_NAMES",
     "Adaptive",
     "CellView",
+    "Choice",
     "Colocate",
     "Elastic",
     "FixedSplit",
@@ -35,6 +37,7 @@ __all__ = [
     "Measured",
     "Move",
     "Pace",
+    "Pacer",
     "Pacing",
     "Pipeline",
     "Policy",
@@ -43,6 +46,7 @@ __all__ = [
     "Role",
     "Shape",
     "Snapshot",
+    "SoFar",
     "Spell",
     "Timings",
     "TrainingWork",

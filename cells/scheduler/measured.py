@@ -28,6 +28,12 @@ class Ran:
         """How long it held a place."""
         return self.ended - self.began - self.waited_s
 
+    @classmethod
+    def expected(cls, began: float, now: float, limit_s: float) -> Ran:
+        """Of an execution that runs: it is taken to run as long again, up to its limit."""
+        ended = began + min(2 * (now - began), limit_s)
+        return cls(began, ended, ended - began == limit_s)
+
 
 @dataclass(frozen=True, slots=True)
 class GroupSeen:

@@ -24,7 +24,7 @@ from cells.simulation.cell import Cell, Session
 from cells.simulation.executions import Draws
 from cells.simulation.launch import groups_together, launching
 from cells.simulation.outcome import Level, Outcome
-from cells.simulation.pacing import Pacer
+from cells.simulation.pacing import PacedLaunches
 from cells.simulation.rollout import Rollout, SimulationError
 from cells.simulation.trainer import Group, Trainer
 from cells.simulation.workload import Workload
@@ -56,9 +56,11 @@ class _Simulation:
         together = groups_together(workload.batch, policy.pipeline)
         carries = policy.pipeline.carries
         self._trainer = Trainer(env, workload, together, self._change, self._holds, carries)
-        self._pacer: Pacer | None = None
+        self._pacer: PacedLaunches | None = None
         if isinstance(policy, Adaptive):
-            self._pacer = Pacer(env, workload, policy, self._trainer, self._rollout, self._cells)
+            self._pacer = PacedLaunches(
+                env, workload, policy, self._trainer, self._rollout, self._cells
+            )
         self._left: Counter[int] = Counter()
         self._ended: dict[int, list[Session]] = defaultdict(list)
         self._serving_version = 0
@@ -109,12 +111,17 @@ class _Simulation:
         if self._trainer.version > self._serving_version:
             self._serving_version = self._trainer.version
             yield self._env.timeout(self._workload.training.pull_s)
+        overhead = self._workload.overhead
+        if overhead is not None and first:
+            yield self._env.timeout(overhead.launch_s)
+        self._trainer.announce(count)
         for query in range(first, first + count):
             executions = self._draws.query(query)
             self._left[query] = len(executions)
-            self._trainer.announce(1)
             self._rollout.launch(executions, self._serving_version)
-        self._change()
+            self._change()
+            if overhead is not None:
+                yield self._env.timeout(overhead.start_s * len(executions))
 
     @property
     def _pace(self) -> Pace:
@@ -141,8 +148,16 @@ class _Simulation:
         self._left[query] -= 1
         self._ended[query].append(session)
         if self._left[query] == 0:
-            self._seal(query, self._ended.pop(query))
+            overhead = self._workload.overhead
+            if overhead is None:
+                self._seal(query, self._ended.pop(query))
+            else:
+                self._env.process(self._seal_in(overhead.seal_s, query))
         self._change()
+
+    def _seal_in(self, seconds: float, query: int) -> Generator[Any, Any, None]:
+        yield self._env.timeout(seconds)
+        self._seal(query, self._ended.pop(query))
 
     def _seal(self, query: int, sessions: list[Session]) -> None:
         sampled: Counter[int] = Counter()
