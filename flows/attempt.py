@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from prefect import get_run_logger
 
 from cells.checkpoint import Checkpoint, find_checkpoint, latest_checkpoint
-from cells.epoch import take_epoch
 from flows.earlier import close_earlier
 from flows.history import evaluations_of
 from flows.hosts import Hosts, hosts_of
 from flows.proof import write_proof
 from flows.rollouts import living
+from flows.surviving import restore_core, surviving
 from flows.warm_start import warm_start
 from storage.copies import local_copy
 from storage.hold import HeldError, alone
@@ -90,7 +91,8 @@ def attempt(root: str, run: Run) -> Iterator[Hosts]:
     with hosts_of(run, start.policy_key, start.version, say, again) as hosts:
         if closed := close_earlier(run):
             say(f"{closed} runs of earlier attempts are marked as crashed")
-        restore_core(run, hosts, start.checkpoint)
+        restore = partial(restore_core, run, hosts, start.checkpoint)
+        surviving(run, hosts, "the start of the core", restore)
         try:
             yield hosts
         finally:
@@ -158,19 +160,3 @@ def _planned(run: Run, step: int) -> int | None:
 
 def _folder(run: Run, checkpoint: Checkpoint | None, first_policy: str) -> str:
     return str(local_copy(run.store, checkpoint.policy_key if checkpoint else first_policy))
-
-
-def restore_core(run: Run, hosts: Hosts, checkpoint: Checkpoint | None) -> None:
-    """Give a fresh core the optimizer state of the checkpoint; an adopted one is ahead of it."""
-    if checkpoint is None:
-        return
-    if hosts.core_version() > checkpoint.manifest.version:
-        return
-    epoch = take_epoch(run.store, run.layout)
-    args = {"path": str(local_copy(run.store, checkpoint.state_key))}
-    hosts.cells[hosts.core].call(
-        "POST",
-        "/replica/restore",
-        {"epoch": epoch, "args": args},
-        limit_s=run.config.cells.switch_limit_s,
-    )

@@ -15,6 +15,7 @@ from prefect.states import Cancelled, Cancelling
 
 from flows.live import Screen
 from flows.revival import Revival
+from flows.silence import Silence
 from flows.watch import Watch
 from storage.records import Evaluation, UpdateMetrics
 from storage.run import Run
@@ -26,7 +27,14 @@ _SILENCE_S = 600.0
 """What runs goes on for as long without a server."""
 
 
-def follow(flow_run_id: UUID, run: Run, screen: Screen, check: Callable[[], None]) -> State:
+def follow(
+    flow_run_id: UUID,
+    run: Run,
+    screen: Screen,
+    check: Callable[[], None],
+    *,
+    runs_here: bool = False,
+) -> State:
     """Show a flow run and what it measures until it has ended, and return its last state.
 
     Ctrl-C cancels the flow run, waits for its end and returns its state; a second one gives up
@@ -34,9 +42,12 @@ def follow(flow_run_id: UUID, run: Run, screen: Screen, check: Callable[[], None
 
     Args:
         check: called often; raises when what runs the flow has ended.
+        runs_here: it is a training, and a lock of the run tells whether a process works on it: one
+            that says it runs while none does has crashed.
     """
     watch = Watch(run)
     with get_client(sync_client=True) as client:
+        silence = Silence(client, run, screen.say) if runs_here else None
         try:
             return watch_until_final(
                 client,
@@ -45,6 +56,7 @@ def follow(flow_run_id: UUID, run: Run, screen: Screen, check: Callable[[], None
                 screen,
                 check,
                 revived=Revival(client, screen.say).see_to,
+                heard=silence.see_to if silence else lambda _: None,
             )
         except KeyboardInterrupt:
             screen.say("cancelling: harnesses and cells are being ended (Ctrl-C stops waiting)")
@@ -65,18 +77,20 @@ def watch_until_final(
     check: Callable[[], None],
     limit_s: float | None = None,
     revived: Callable[[FlowRun], bool] = lambda _: False,
+    heard: Callable[[FlowRun], None] = lambda _: None,
 ) -> State:
     """Show a flow run until it has ended, or for ``limit_s`` seconds; its last state.
 
     Args:
         revived: asked about a run that has ended: whether it is going to be run again.
+        heard: told of each answer of the server.
 
     Raises:
         HTTPError, PrefectException: the server was silent for ten minutes.
         Exception: what ``check`` raises.
     """
     deadline = None if limit_s is None else time.monotonic() + limit_s
-    server = _Server(client, flow_run_id, check)
+    server = _Server(client, flow_run_id, check, heard)
     said = ""
     while True:
         flow_run = server.flow_run()
@@ -109,11 +123,16 @@ class _Server:
     """Asks for the flow run now and then, and bears a busy server."""
 
     def __init__(
-        self, client: SyncPrefectClient, flow_run_id: UUID, check: Callable[[], None]
+        self,
+        client: SyncPrefectClient,
+        flow_run_id: UUID,
+        check: Callable[[], None],
+        heard: Callable[[FlowRun], None],
     ) -> None:
         self._client = client
         self._id = flow_run_id
         self._check = check
+        self._heard = heard
         self._asked = -_ASK_EVERY_S
         self._answered = time.monotonic()
         self._last: FlowRun | None = None
@@ -128,6 +147,7 @@ class _Server:
         try:
             self._last = self._client.read_flow_run(self._id)
             self._answered = now
+            self._heard(self._last)
         except (HTTPError, PrefectException):
             # A busy server fails a request now and then; the run goes on without it.
             self._check()

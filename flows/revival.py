@@ -82,11 +82,15 @@ class CrashWatch:
 
     Args:
         tag: of the flow runs to look at.
-        kept: by the start of a crash's message: those that stay crashed.
+        kept: whether one stays crashed.
     """
 
     def __init__(
-        self, client: SyncPrefectClient, tag: str, kept: str, say: Callable[[str], None]
+        self,
+        client: SyncPrefectClient,
+        tag: str,
+        kept: Callable[[FlowRun], bool],
+        say: Callable[[str], None],
     ) -> None:
         self._client = client
         self._revival = Revival(client, say)
@@ -109,8 +113,7 @@ class CrashWatch:
             for found in self._client.read_flow_runs(flow_run_filter=self._filter, limit=200):
                 state = found.state
                 assert state is not None  # it is looked for by its state
-                recent = state.timestamp >= self._began
-                if recent and not (state.message or "").startswith(self._kept):
+                if state.timestamp >= self._began and not self._kept(found):
                     self._revival.see_to(found)
         except (HTTPError, PrefectException):
             return

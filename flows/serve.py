@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -17,6 +18,9 @@ from flows.serve_pages import Pages
 from flows.server import ServerError, orchestration
 from flows.start import home_of
 from storage.objects import Store
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import FlowRun
 
 HEARTBEAT_S = 30
 """Each flow run says so often that it lives, for the automation that looks for silent ones."""
@@ -53,13 +57,20 @@ def serve(
             from flows.automations import GONE_SILENT, make_automations
             from flows.deploy import TAG, deploy
             from flows.revival import CrashWatch
+            from flows.silence import may_still_run
 
             make_automations(deploy(config.work_pool, root))
             say("ready: Ctrl-C ends the server, the worker and what they run")
             store = Store(root)
             with get_client(sync_client=True) as client:
-                # One that is only silent may still be there: a person has to look.
-                crashes = CrashWatch(client, TAG, GONE_SILENT, say)
+
+                def kept(found: FlowRun) -> bool:
+                    """One that is only silent may still be there: a person has to look."""
+                    assert found.state is not None  # it has crashed
+                    silent = (found.state.message or "").startswith(GONE_SILENT)
+                    return silent and may_still_run(store, found)
+
+                crashes = CrashWatch(client, TAG, kept, say)
                 while not stop.wait(_CHECK_S):
                     prefect.check()
                     crashes.look()

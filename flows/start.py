@@ -80,13 +80,15 @@ def _run(job: Job, screen: Screen, prefect: Orchestration) -> None:
 
     from flows.deploy import deploy
     from flows.follow import follow
+    from flows.silence import seen_from_here
 
     deployment = deploy(job.run.config.prefect.work_pool, job.run.store.url)[job.flow]
     with get_client(sync_client=True) as client:
         flow_run = client.create_flow_run_from_deployment(deployment, parameters=job.parameters)
     screen.say(f"{prefect.ui_url}/runs/flow-run/{flow_run.id}")
     meter = Meter(prefect, prefect_home(job.run))
-    state = follow(flow_run.id, job.run, screen, prefect.check)
+    runs_here = job.flow == "train" and (prefect.own_server or seen_from_here(job.run.store))
+    state = follow(flow_run.id, job.run, screen, prefect.check, runs_here=runs_here)
     screen.say(meter.read(job.run, str(flow_run.id)).line())
     if not state.is_completed():
         cancelled = state.is_cancelled() or state.is_cancelling()

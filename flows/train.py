@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from uuid import UUID
 
 from prefect import flow, get_run_logger
 from prefect.runtime import flow_run
 
-from cells.checkpoint import latest_checkpoint
-from cells.launch import StartError
-from cells.warden import WINDOW_PAUSES_S
 from configs.load import load_config
 from flows.aftermath import after_evaluation, after_step
-from flows.attempt import attempt, has_ended, restore_core, turn
+from flows.attempt import attempt, has_ended, turn
 from flows.doctor.preflight import preflight
 from flows.earlier import close_children
 from flows.evaluate import evaluate_serving
 from flows.form import EMPTY, QUICKSTART, Preset, Settings, overrides_of
 from flows.history import evaluations_of
-from flows.hosts import EXECUTIONS, GATEWAY, Hosts, cell_daemon
+from flows.hosts import Hosts
 from flows.pause import pause_if_asked
 from flows.report import reported
 from flows.rl_step import run_step, version_after
-from flows.roots import absolute_root
-from flows.server import await_server
+from flows.roots import absolute_root, own_name
+from flows.surviving import surviving
 from storage.hold import hold_run
 from storage.objects import Store
 from storage.run import Run, create_run, open_run
-
-NOTICE_S = 10.0
-"""How much later than whoever fails for it the warden may notice the end of a daemon."""
-
-T = TypeVar("T")
 
 
 @flow(
@@ -63,12 +54,15 @@ def train(
     """
     root = absolute_root(root)
     changes = [*overrides_of(settings), *overrides]
-    run = _open_or_create(root, run_id or _own_name(), config or preset.value, changes)
+    run = _open_or_create(
+        root, run_id or own_name(UUID(str(flow_run.id))), config or preset.value, changes
+    )
     with turn(run, get_run_logger().info):
         if has_ended(run):
             return run.run_id
         with reported(run, get_run_logger().warning), attempt(root, run) as hosts:
-            if run.config.evaluation.before and hosts.core_version() == 0:
+            version = surviving(run, hosts, "the start", hosts.core_version)
+            if run.config.evaluation.before and version == 0:
                 _evaluate(run, root, hosts, 0)
             _steps(run, root, hosts)
     return run.run_id
@@ -80,7 +74,7 @@ def _steps(run: Run, root: str, hosts: Hosts) -> None:
         version = version_after(run, step)
         if version is None:
             pause_if_asked(run)
-            version = _surviving(
+            version = surviving(
                 run, hosts, f"step {step}", partial(run_step, root, run.run_id, step)
             )
             after_step(run, step)
@@ -91,47 +85,8 @@ def _steps(run: Run, root: str, hosts: Hosts) -> None:
 
 def _evaluate(run: Run, root: str, hosts: Hosts, version: int) -> None:
     if version not in evaluations_of(run):
-        _surviving(
-            run, hosts, "the evaluation", lambda: evaluate_serving(root, run.run_id, version)
-        )
+        surviving(run, hosts, "the evaluation", lambda: evaluate_serving(root, run.run_id, version))
         after_evaluation(run, version)
-
-
-def _surviving(run: Run, hosts: Hosts, what: str, work: Callable[[], T]) -> T:
-    """What ``work`` returns; where it fails with the loss of a daemon, done again when those that
-    it needs are back, a core from the newest checkpoint.
-
-    How often a daemon is started again is the warden's to say.
-    """
-    warden = hosts.warden
-    again = False
-    while True:
-        losses = warden.losses() if warden else 0
-        await_server(get_run_logger().warning)
-        try:
-            if again:
-                _bring_back(run, hosts)
-            return work()
-        except StartError:
-            raise
-        except Exception as error:
-            if warden is None or not warden.lost_since(losses, NOTICE_S):
-                raise
-            get_run_logger().warning("%s: a daemon was lost: %s", what, error)
-            again = True
-
-
-def _bring_back(run: Run, hosts: Hosts) -> None:
-    """Wait for what no step can do without.
-
-    Raises:
-        StartError: it does not come back.
-    """
-    assert hosts.warden is not None  # somebody starts them
-    limit_s = run.config.cells.start_limit_s + WINDOW_PAUSES_S
-    for name in (GATEWAY, EXECUTIONS, cell_daemon(hosts.core)):
-        hosts.warden.wait_well(name, limit_s)
-    restore_core(run, hosts, latest_checkpoint(run))
 
 
 def _open_or_create(root: str, run_id: str, config: str, overrides: list[str]) -> Run:
@@ -144,8 +99,3 @@ def _open_or_create(root: str, run_id: str, config: str, overrides: list[str]) -
         run = create_run(root, run_id, settings)
     hold_run(run.store, run.layout)
     return run
-
-
-def _own_name() -> str:
-    """A name from the flow run's id, so that a retry of the flow finds its run."""
-    return f"run-{str(flow_run.id)[:8]}"

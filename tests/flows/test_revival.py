@@ -116,8 +116,8 @@ def test_a_watch_leaves_old_and_silent_runs_and_bears_a_server_that_is_away(
 ) -> None:
     old = crashed(1)
     server: Any = _Server()
-    watch = CrashWatch(server, "gyre", "It sent no heartbeat", lambda _: None)
-    silent, killed = crashed(1, "It sent no heartbeat any more."), crashed(1)
+    watch = CrashWatch(server, "gyre", lambda found: found is silent, lambda _: None)
+    silent, killed = crashed(1), crashed(1)
     server.runs = (old, silent, killed)
     watch.look()
     assert server.asked == [], "it is not time yet"

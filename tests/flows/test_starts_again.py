@@ -118,12 +118,12 @@ class _Warden:
 @pytest.fixture
 def restored(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Checkpoints that a core was given."""
-    from flows import train
+    from flows import surviving
 
     found: list[Any] = []
-    monkeypatch.setattr(train, "await_server", lambda say: None)
-    monkeypatch.setattr(train, "restore_core", lambda *given: found.append(given[-1]))
-    monkeypatch.setattr(train, "get_run_logger", lambda: SimpleNamespace(warning=print))
+    monkeypatch.setattr(surviving, "await_server", lambda say: None)
+    monkeypatch.setattr(surviving, "restore_core", lambda *given: found.append(given[-1]))
+    monkeypatch.setattr(surviving, "get_run_logger", lambda: SimpleNamespace(warning=print))
     return found
 
 
@@ -131,7 +131,7 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_what_fails_with_the_loss_of_a_daemon_is_done_again(
     run_store: Run, restored: list[Any], lost: int
 ) -> None:
-    from flows import train
+    from flows import surviving
 
     warden = _Warden(lost)
 
@@ -142,7 +142,7 @@ def test_what_fails_with_the_loss_of_a_daemon_is_done_again(
         return 7
 
     hosts: Any = SimpleNamespace(core="a", warden=warden)
-    assert train._surviving(run_store, hosts, "step 0", work) == 7
+    assert surviving.surviving(run_store, hosts, "step 0", work) == 7
     assert warden.waited == ["gateway", "executions", "cell-a"] * lost
     assert restored == [None] * lost, "there is no checkpoint yet"
 
@@ -150,7 +150,7 @@ def test_what_fails_with_the_loss_of_a_daemon_is_done_again(
 def test_a_core_that_is_lost_again_while_it_is_restored_is_waited_for_again(
     run_store: Run, restored: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flows import train
+    from flows import surviving
 
     warden = _Warden(2)
     done: list[str] = []
@@ -160,32 +160,32 @@ def test_a_core_that_is_lost_again_while_it_is_restored_is_waited_for_again(
         if warden.tries <= 2:
             raise DaemonGoneError("cell-a: gone")
 
-    monkeypatch.setattr(train, "restore_core", lambda *_: lost())
+    monkeypatch.setattr(surviving, "restore_core", lambda *_: lost())
     hosts: Any = SimpleNamespace(core="a", warden=warden)
 
     def work() -> None:
         done.append("begun")
         lost()
 
-    train._surviving(run_store, hosts, "step 0", work)
+    surviving.surviving(run_store, hosts, "step 0", work)
     assert done == ["begun", "begun"] and warden.tries == 4
 
 
 def test_what_fails_for_another_reason_fails(run_store: Run, restored: list[Any]) -> None:
-    from flows import train
+    from flows import surviving
 
     def work() -> int:
         raise ValueError("of the step's own")
 
     hosts: Any = SimpleNamespace(core="a", warden=_Warden(0))
     with pytest.raises(ValueError, match="own"):
-        train._surviving(run_store, hosts, "step 0", work)
+        surviving.surviving(run_store, hosts, "step 0", work)
 
 
 def test_what_does_not_come_back_ends_the_run(
     run_store: Run, restored: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flows import train
+    from flows import surviving
 
     warden = _Warden(100)
 
@@ -199,4 +199,4 @@ def test_what_does_not_come_back_ends_the_run(
 
     hosts: Any = SimpleNamespace(core="a", warden=warden)
     with pytest.raises(StartError, match="did not come back"):
-        train._surviving(run_store, hosts, "step 0", work)
+        surviving.surviving(run_store, hosts, "step 0", work)
