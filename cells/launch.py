@@ -29,6 +29,8 @@ from storage.objects import Store
 
 RENEWALS_PER_LEASE = 6
 FAILED_GRACE_S = 15.0
+STARTS = 2
+"""Of a daemon that ends before it is ready: what was an accident is none the second time."""
 _POLL_S = 0.1
 _END_POLL_S = 0.05
 _WATCH_S = 0.5
@@ -52,6 +54,10 @@ class DaemonSpec:
 
 class StartError(RuntimeError):
     """A daemon did not start; the text holds the cause from its log, and where that is."""
+
+
+class _EndedError(StartError):
+    """It has ended before it was ready."""
 
 
 class LeaseKeeper:
@@ -134,6 +140,8 @@ class _Started:
     logged: int
     """Bytes that its log held before."""
     deadline: float
+    number: int
+    """Of its starts, from one."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +166,8 @@ def ensure_daemons(
             longer to start than a lease lasts.
 
     Raises:
-        StartError: one ended or did not register in time. What was started here is ended.
+        StartError: one ended twice before it was ready, or did not register in time. What was
+            started here is ended.
     """
     clients: dict[str, DaemonClient] = {}
     started: list[_Started] = []
@@ -181,7 +190,16 @@ def ensure_daemons(
         while waiting:
             for daemon in tuple(waiting):
                 if isinstance(daemon, _Started):
-                    client = _ready(store, layout, daemon)
+                    try:
+                        client = _ready(store, layout, daemon)
+                    except _EndedError as error:
+                        if daemon.number >= STARTS:
+                            raise
+                        say(f"{error}\n{daemon.spec.name} is started once more")
+                        end_group(daemon.process.pid, grace_s=5)
+                        started.append(_start(store, layout, daemon.spec, daemon.number + 1))
+                        waiting[waiting.index(daemon)] = started[-1]
+                        continue
                 else:
                     client = _arrived(store, layout, daemon)
                 if client is not None:
@@ -227,9 +245,10 @@ def _adopt(store: Store, layout: RunLayout, name: str) -> DaemonClient | None:
         client = DaemonClient.find(store, layout, name)
     except DaemonGoneError:
         return None
-    if client.alive() and not _failed(client):
-        client.renew()
-        return client
+    with suppress(DaemonError):  # it may end while it is looked at
+        if client.alive() and not _failed(client):
+            client.renew()
+            return client
     # Its registration stays until a new one replaces it: a gateway takes its old port from it.
     client.close()
     return None
@@ -258,20 +277,21 @@ def _argv(store: Store, layout: RunLayout, spec: DaemonSpec) -> list[str]:
     return [*argv, "--root", store.url, "--run", layout.run_id, "--name", spec.name]
 
 
-def _start(store: Store, layout: RunLayout, spec: DaemonSpec) -> _Started:
+def _start(store: Store, layout: RunLayout, spec: DaemonSpec, number: int = 1) -> _Started:
     argv = [*_argv(store, layout, spec), *spec.arguments]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     log = store.local_file(layout.log(spec.name))
     logged = log_size(log)
     process = spawn(argv, env=env, log=log, detached=True)
-    return _Started(spec, process, log, logged, time.monotonic() + spec.start_limit_s)
+    return _Started(spec, process, log, logged, time.monotonic() + spec.start_limit_s, number)
 
 
 def _ready(store: Store, layout: RunLayout, daemon: _Started) -> DaemonClient | None:
     """Its client when it has registered; None as long as it may still do so.
 
     Raises:
-        StartError: it has ended, or its time is over.
+        _EndedError: it has ended.
+        StartError: its time is over.
     """
     spec, pid = daemon.spec, daemon.process.pid
     if store.exists(layout.host(spec.name)):
@@ -288,7 +308,7 @@ def _ready(store: Store, layout: RunLayout, daemon: _Started) -> DaemonClient | 
             f"{spec.name} is not ready after {spec.start_limit_s:g} s; it said last: "
             f"{last_line(text)}\nlog: {daemon.log}"
         )
-    raise StartError(f"{spec.name} {exit_words(code)}: {reason(text)}\nlog: {daemon.log}")
+    raise _EndedError(f"{spec.name} {exit_words(code)}: {reason(text)}\nlog: {daemon.log}")
 
 
 def _arrived(store: Store, layout: RunLayout, daemon: _Awaited) -> DaemonClient | None:

@@ -40,6 +40,14 @@ MODULES = {
     "o1_good": _DAEMON,
     "o1_broken": "raise ValueError('model.path has no weights')",
     "o1_clear": 'import sys; print("x can\'t start: no GPU\\nset cells.device"); sys.exit(1)',
+    "o1_second": """
+import os, pathlib, signal
+mark = pathlib.Path(__file__).with_suffix(".mark")
+if not mark.exists():
+    mark.touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    + _DAEMON,
     "o1_hangs": "import time; print('waiting for nobody', flush=True); time.sleep(600)",
 }
 
@@ -112,6 +120,18 @@ def test_an_earlier_start_in_the_same_log_is_not_taken_for_this_one(
     log.parent.mkdir(parents=True)
     log.write_text("Traceback (most recent call last):\nOSError: of last week\n")
     assert "of last week" not in start(run_store, keeper, spec("o1_broken"))
+
+
+def test_one_that_is_killed_while_it_starts_is_started_once_more(
+    run_store: Run, keeper: LeaseKeeper
+) -> None:
+    told: list[str] = []
+    run = run_store
+    found = ensure_daemons(run.store, run.layout, [spec("o1_second")], keeper, told.append)
+    assert told[0].startswith("second was killed (SIGKILL)"), told
+    assert told[0].endswith("\nsecond is started once more")
+    stop_daemons([found["second"]], 15)
+    assert left(run) == []
 
 
 def test_daemons_are_started_found_again_and_ended(run_store: Run, keeper: LeaseKeeper) -> None:
