@@ -28,10 +28,17 @@ class Section(BaseModel):
 
 def absolute_path(path: str | None) -> str | None:
     """A relative path as that of the folder in which the settings are read first: the processes of
-    a run have folders of their own. An address stays as it is."""
+    a run have folders of their own. An address stays as it is.
+
+    Raises:
+        ValueError: it begins with the home of a user who is not there.
+    """
     if path is None or "://" in path:
         return path
-    return str(Path(path).expanduser().absolute())
+    try:
+        return str(Path(path).expanduser().absolute())
+    except RuntimeError:
+        raise ValueError(f"{Path(path).parts[0]} is nobody's home on this machine") from None
 
 
 def setting(

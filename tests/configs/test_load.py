@@ -69,6 +69,11 @@ def test_files_and_folders_mean_the_same_in_other_folders(
     assert RunConfig.model_validate(parse(dump_config(config))) == config
 
 
+def test_the_home_of_nobody_is_refused() -> None:
+    with pytest.raises(ConfigError, match="~nobody-here is nobody's home on this machine"):
+        load_config("smoke", ["model.path=~nobody-here/policy"], environment={})
+
+
 def test_a_circle_of_files_beside_each_other_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
