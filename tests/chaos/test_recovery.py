@@ -113,12 +113,23 @@ def test_what_stands_still_for_a_while_is_waited_for(
     assert site.flow_run(train)["run_count"] == 1, "nothing was lost, nothing begun again"
 
 
-@pytest.mark.parametrize("victim", ["flow", "worker"])
+PROCESSES = {
+    "flow": "prefect.engine",
+    "worker": "prefect worker start",
+    "server": "prefect server start",
+}
+
+
+@pytest.mark.parametrize(
+    "victims",
+    [("flow",), ("worker",), ("server", "worker"), ("worker", "flow")],
+    ids=" and ".join,
+)
 def test_what_runs_the_flow_is_killed_and_the_flow_is_run_again(
-    tmp_path: Path, tiny_policy: Path, victim: str
+    tmp_path: Path, tiny_policy: Path, victims: tuple[str, ...]
 ) -> None:
-    """By `gyre train` itself, with nobody there to press Retry."""
-    words = {"flow": "prefect.engine", "worker": "prefect worker start"}
+    """By `gyre train` itself, with nobody there to press Retry; also where nobody is left who
+    could tell the server of the flow's end."""
     (tmp_path / "evaluators").mkdir()
     command = start_light(tmp_path, tiny_policy, "killed", "training.steps=1")
     folder = tmp_path / "runs" / "killed"
@@ -126,10 +137,14 @@ def test_what_runs_the_flow_is_killed_and_the_flow_is_run_again(
     while not len(list(folder.glob("executions/*/session.json"))) > 3:
         assert command.poll() is None and time.monotonic() < deadline, logs(tmp_path)
         time.sleep(0.1)
-    (process,) = [one for one, line in marked_processes(tmp_path) if words[victim] in line]
-    process.kill()
+    running = marked_processes(tmp_path)
+    for victim in victims:
+        (process,) = [one for one, line in running if PROCESSES[victim] in line]
+        process.kill()
     output = finish(command, tmp_path)
     assert command.returncode == 0, f"{output}\n{logs(tmp_path)}"
     assert "it is run again, 1 of 5 times" in output
+    if victims == ("worker", "flow"):
+        assert "flow run train killed says that it runs, and nobody runs it" in output
     check(open_run(str(tmp_path), "killed"), core_lost=False)
     assert marked_processes(tmp_path) == []
