@@ -119,7 +119,8 @@ def _pause() -> AutomationCore:
         description="The held-out pass rate fell by more than noise, or a figure is beyond its "
         "warning bound in training.health. Resume in the UI goes on.",
         trigger=_on(EventName.PASS_RATE_FELL, EventName.ALARM),
-        actions=[SuspendFlowRun()],
+        # An update sends what was set: without its type this would become one that does nothing.
+        actions=[SuspendFlowRun(type="suspend-flow-run")],
     )
 
 

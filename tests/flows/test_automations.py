@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
 
 import pytest
+from prefect.events.schemas.automations import AutomationCore
+from prefect.server.events.schemas.automations import AutomationUpdate
 
-from flows import events
+from flows import automations, events
 from flows.aftermath import fallen
-from flows.automations import SILENCE
+from flows.automations import SILENCE, make_automations
 from flows.problem_sets import tell_new
 from flows.serve import HEARTBEAT_S
 from storage.objects import Store
@@ -38,6 +44,25 @@ def test_one_problem_less_is_noise() -> None:
 
 def test_a_silence_is_many_heartbeats() -> None:
     assert SILENCE.total_seconds() >= 5 * HEARTBEAT_S
+
+
+def test_made_again_they_do_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect's client sends of an update only what was set, and the server fills in the rest."""
+    sent: list[dict[str, Any]] = []
+
+    def update(_: object, automation: AutomationCore) -> None:
+        sent.append(automation.model_dump(mode="json", exclude_unset=True))
+
+    there = SimpleNamespace(id=uuid4(), enabled=False)
+    client = SimpleNamespace(read_automations_by_name=lambda _: [there], update_automation=update)
+    monkeypatch.setattr(automations, "get_client", lambda **_: nullcontext(client))
+    made = make_automations({"evaluate": uuid4(), "train": uuid4()}, pause_on_alarm=True)
+    assert len(made) == len(sent) == 4
+    for asked, body in zip(made, sent, strict=True):
+        held = AutomationUpdate.model_validate(body)
+        assert held.enabled is asked.enabled
+        assert [one.type for one in held.actions] == [one.type for one in asked.actions]
+        assert held.trigger.type == asked.trigger.type
 
 
 def test_a_problem_set_is_told_of_once_and_when_it_is_whole(
