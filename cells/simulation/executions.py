@@ -7,7 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cells.simulation.workload import LognormalDurations, Workload
+from cells.simulation.workload import (
+    LognormalDurations,
+    RecordedDurations,
+    ReplayedExecution,
+    ReplayedExecutions,
+    Workload,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +50,32 @@ class Draws:
 
     def query(self, number: int) -> tuple[Execution, ...]:
         """The executions of a query, whose durations are correlated."""
+        durations = self._workload.durations
+        if isinstance(durations, ReplayedExecutions):
+            members = durations.queries[number % len(durations.queries)]
+            return tuple(self._replayed(number, member) for member in members)
         random = np.random.default_rng((self._seed, number))
         limit = self._workload.execution.timeout_s
-        raw = self._durations(random)
+        raw = self._durations(durations, random)
         return tuple(
             self._execution(number, float(min(seconds, limit)), bool(seconds >= limit), random)
             for seconds in raw
         )
 
-    def _durations(self, random: np.random.Generator) -> NDArray[np.float64]:
+    def _replayed(self, query: int, recorded: ReplayedExecution) -> Execution:
+        blocks = tuple(Block(*call) for call in recorded.calls)
+        serving = self._workload.serving
+        speed = serving.speed(serving.nominal_requests)
+        seconds = sum(
+            block.tool_s + serving.work(block.prompt_tokens, block.output_tokens) / speed
+            for block in blocks
+        )
+        return Execution(query, seconds, recorded.timed_out, blocks)
+
+    def _durations(
+        self, durations: LognormalDurations | RecordedDurations, random: np.random.Generator
+    ) -> NDArray[np.float64]:
         size = self._workload.batch.executions_per_query
-        durations = self._workload.durations
         if not isinstance(durations, LognormalDurations):
             problems = tuple(durations.seconds)
             problem = problems[random.integers(len(problems))]

@@ -72,6 +72,23 @@ class RecordedDurations(_Part):
         return self
 
 
+class ReplayedExecution(_Part):
+    """An execution as it was recorded: for each call its new prompt tokens, its output tokens and
+    the seconds until the next, which its tools took. The first has no tokens: it is the start."""
+
+    calls: tuple[tuple[NonNegative, NonNegative, NonNegative], ...]
+    timed_out: bool = False
+
+
+class ReplayedExecutions(_Part):
+    """A recorded run again: the same executions in the same order, whatever the seed."""
+
+    kind: Literal["replayed"] = "replayed"
+    queries: Annotated[tuple[tuple[ReplayedExecution, ...], ...], Field(min_length=1)] = Field(
+        description="the executions of each query, in the order in which they were launched"
+    )
+
+
 class ExecutionModel(_Part):
     """How a duration is made of model calls and tools."""
 
@@ -124,6 +141,18 @@ class CellModel(_Part):
     decide_every_s: PositiveFloat = Field(description="least time between two decisions, seconds")
 
 
+class OverheadModel(_Part):
+    """What a step takes beside rollouts, training and switches."""
+
+    launch_s: NonNegative = Field(
+        description="from a step's last update to the start of the next, beyond the switch, seconds"
+    )
+    start_s: NonNegative = Field(description="between the starts of two executions, seconds")
+    seal_s: NonNegative = Field(
+        description="from the end of a group's last execution to its micro-steps, seconds"
+    )
+
+
 class AsyncLaunch(StrEnum):
     """When a policy with a lag launches the next queries."""
 
@@ -165,12 +194,16 @@ class Workload(_Part):
     """Everything that one simulation needs beside the policy and the seed."""
 
     name: str
-    durations: LognormalDurations | RecordedDurations = Field(discriminator="kind")
+    durations: LognormalDurations | RecordedDurations | ReplayedExecutions = Field(
+        discriminator="kind"
+    )
     execution: ExecutionModel
     serving: ServingModel
     training: TrainingModel
     cells: CellModel
     batch: BatchModel
+    overhead: OverheadModel | None = None
+    """None: nothing else takes time."""
     sources: dict[str, Source]
 
     @model_validator(mode="after")
@@ -183,8 +216,8 @@ class Workload(_Part):
         return self
 
     def parameters(self) -> dict[str, Any]:
-        """Every parameter by its dotted name; recorded durations count as one."""
-        parts = {
+        """Every parameter by its dotted name; recorded executions count as one."""
+        parts: dict[str, _Part] = {
             "execution": self.execution,
             "serving": self.serving,
             "training": self.training,
@@ -193,6 +226,8 @@ class Workload(_Part):
         }
         if isinstance(self.durations, LognormalDurations):
             parts["durations"] = self.durations
+        if self.overhead is not None:
+            parts["overhead"] = self.overhead
         found = {
             f"{part}.{name}": getattr(model, name)
             for part, model in parts.items()
@@ -201,6 +236,8 @@ class Workload(_Part):
         }
         if isinstance(self.durations, RecordedDurations):
             found["durations.seconds"] = self.durations.seconds
+        if isinstance(self.durations, ReplayedExecutions):
+            found["durations.queries"] = self.durations.queries
         return found
 
     def of_origin(self, origin: Origin) -> tuple[str, ...]:

@@ -1,0 +1,218 @@
+"""A recorded run again under any policy: its own executions, call by call, in their order.
+
+Where `workload_from_run` describes a run, so that more like it can be drawn, this repeats it, with
+what the run shows of a cell's speed and of what a step takes beside rollouts and training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cells.scheduler import Role
+from cells.simulation.recorded import (
+    Recording,
+    prefill_as_decodes,
+    read_recording,
+    workload_from_run,
+)
+from cells.simulation.workload import (
+    Origin,
+    OverheadModel,
+    ReplayedExecution,
+    ReplayedExecutions,
+    Source,
+    Workload,
+)
+from storage.journal import read_journal
+from storage.layout import execution_id
+from storage.records import (
+    Call,
+    ExecutionOutcome,
+    ExecutionResult,
+    QueryPlan,
+    StepPlan,
+    UpdateMetrics,
+    decode,
+)
+from storage.run import Run
+from storage.samples import read_header
+
+_NO_SLOWER = 1e9
+"""Half concurrency of a cell that others do not slow down."""
+
+_NO_SPREAD = 1e-6
+"""Of how many calls run together: it is always the same number."""
+
+
+_Made = tuple[tuple[ExecutionResult, tuple[Call, ...]], ...]
+"""The executions of a query, each with its calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step's executions with their calls, by query, and what its groups took to be sealed."""
+
+    queries: tuple[_Made, ...]
+    seals_s: tuple[float, ...]
+    updates: tuple[UpdateMetrics, ...]
+
+    @property
+    def starts(self) -> list[float]:
+        return sorted(result.started_at for query in self.queries for result, _ in query)
+
+
+def replayed(run: Run) -> Workload:
+    """The workload that repeats a recorded run.
+
+    Cells that train together, as under colocate, show the training speed best: record that.
+
+    Raises:
+        RecordedRunError: if no execution has ended, or nothing was called or trained.
+    """
+    described = workload_from_run(run)
+    recording = read_recording(run)
+    steps = _steps(run, recording)
+    calls = [call for step in steps for query in step.queries for _, made in query for call in made]
+    alone, half = serving_speed(calls)
+    note = f"run {run.run_id}"
+    measured = Source(origin=Origin.MEASURED, note=note)
+    fitted = Source(origin=Origin.MEASURED, note=f"{note}, least squares over its calls")
+    overhead = _overhead(steps, recording.switch_s(Role.ROLLOUT))
+    queries = tuple(tuple(_again(*one) for one in query) for s in steps for query in s.queries)
+    serving = described.serving.model_copy(
+        update={
+            "decode_tokens_per_s": alone,
+            "half_concurrency": half,
+            "prefill_tokens_per_s": prefill_as_decodes(alone),
+        }
+    )
+    sources = {k: v for k, v in described.sources.items() if not k.startswith("durations.")}
+    sources |= {
+        "durations.queries": measured,
+        "serving.decode_tokens_per_s": fitted,
+        "serving.half_concurrency": fitted,
+        **{f"overhead.{name}": measured for name in OverheadModel.model_fields},
+    }
+    data = described.model_dump() | {
+        "durations": ReplayedExecutions(queries=queries).model_dump(),
+        "serving": serving.model_dump(),
+        "overhead": overhead.model_dump(),
+        "sources": {name: source.model_dump() for name, source in sources.items()},
+    }
+    return Workload.model_validate(data)
+
+
+def serving_speed(calls: Sequence[Call]) -> tuple[float, float]:
+    """Tokens per second of a call alone on its cell, and the half concurrency.
+
+    Least squares of seconds per token = a + b n over all calls, each with the mean number n of
+    others on its cell while it ran, and weighted by its tokens.
+    """
+    others = _others(calls)
+    work = np.array([_work(call) for call in calls])
+    each = np.array([_served_s(call) for call in calls]) / work
+    few, mean = np.average(others, weights=work), np.average(each, weights=work)
+    spread = np.average((others - few) ** 2, weights=work)
+    together = np.average((others - few) * (each - mean), weights=work)
+    slope = together / spread if spread > _NO_SPREAD else 0.0
+    if slope <= 0:
+        return float(1 / mean), _NO_SLOWER
+    alone = max(mean - slope * few, mean / 20)
+    return float(1 / alone), float(alone / slope)
+
+
+def _work(call: Call) -> float:
+    """Output tokens, those of the prompt converted."""
+    return max(len(call.output_ids) + len(call.new_ids) / prefill_as_decodes(1.0), 1.0)
+
+
+def _others(calls: Sequence[Call]) -> NDArray[np.float64]:
+    """How many other calls ran on a call's cell beside it, on average."""
+    begun = np.array([call.started_at + call.waited_s for call in calls])
+    ended = begun + np.array([_served_s(call) for call in calls])
+    found = np.zeros(len(calls))
+    cells = np.array([call.cell for call in calls])
+    for cell in set(cells.tolist()):
+        here = cells == cell
+        times = np.sort(np.concatenate([begun[here], ended[here]]))
+        begins, ends = np.sort(begun[here]), np.sort(ended[here])
+        running = np.searchsorted(begins, times, "right") - np.searchsorted(ends, times, "right")
+        area = np.concatenate([[0.0], np.cumsum(running[:-1] * np.diff(times))])
+        beside = np.interp(ended[here], times, area) - np.interp(begun[here], times, area)
+        found[here] = beside / (ended[here] - begun[here]) - 1
+    return np.maximum(found, 0.0)
+
+
+def _served_s(call: Call) -> float:
+    return max(call.seconds - call.waited_s, 1e-3)
+
+
+def _again(result: ExecutionResult, calls: Sequence[Call]) -> ReplayedExecution:
+    """Its calls, and between them the time that was neither a call nor a wait for a place."""
+    rows: list[tuple[float, float, float]] = []
+    prompt = output = 0
+    last = result.started_at
+    for call in calls:
+        rows.append((prompt, output, max(call.started_at - last, 0.0)))
+        prompt, output = len(call.new_ids), len(call.output_ids)
+        last = call.started_at + call.seconds
+    rows.append((prompt, output, max(result.ended_at - last, 0.0)))
+    timed_out = result.outcome is ExecutionOutcome.TIMED_OUT
+    return ReplayedExecution(calls=tuple(rows), timed_out=timed_out)
+
+
+def _overhead(steps: Sequence[_Step], to_rollout_s: float) -> OverheadModel:
+    gaps = [
+        after.starts[0] - max(update.ended_at for update in before.updates) - to_rollout_s
+        for before, after in pairwise(steps)
+    ]
+    between = [(step.starts[-1] - step.starts[0]) / max(len(step.starts) - 1, 1) for step in steps]
+    seals = [seconds for step in steps for seconds in step.seals_s]
+    return OverheadModel(
+        launch_s=max(fmean(gaps), 0.0) if gaps else 0.0,
+        start_s=fmean(between),
+        seal_s=fmean(seals) if seals else 0.0,
+    )
+
+
+def _steps(run: Run, recording: Recording) -> list[_Step]:
+    found: list[_Step] = []
+    for step in sorted({update.step for update in recording.updates}):
+        plan = run.store.read_record(run.layout.step_plan(step), StepPlan)
+        made = {query.query_id: tuple(_executions(run, query)) for query in plan.queries}
+        found.append(
+            _Step(
+                queries=tuple(one for one in made.values() if one),
+                seals_s=tuple(_seals(run, made)),
+                updates=tuple(update for update in recording.updates if update.step == step),
+            )
+        )
+    return found
+
+
+def _seals(run: Run, made: Mapping[str, _Made]) -> Iterable[float]:
+    for query, executions in made.items():
+        key = run.layout.group(query)
+        if executions and run.store.exists(key):
+            ended = max(result.ended_at for result, _ in executions)
+            yield max(read_header(run.store, key).sealed_at - ended, 0.0)
+
+
+def _executions(run: Run, query: QueryPlan) -> Iterable[tuple[ExecutionResult, tuple[Call, ...]]]:
+    for member in range(query.group_size):
+        name = execution_id(query.query_id, member)
+        key = run.layout.execution_result(name)
+        if not run.store.exists(key):
+            continue
+        result = run.store.read_record(key, ExecutionResult)
+        if result.outcome is ExecutionOutcome.HOST_FAILED:
+            continue
+        lines = read_journal(run.store, run.layout.calls(name))
+        made = sorted((decode(line, Call, name) for line in lines), key=lambda c: c.started_at)
+        yield result, tuple(made)
