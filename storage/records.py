@@ -153,6 +153,9 @@ class ExecutionSpec(Record):
     policy_version: int
     temperature: float
     seed: int
+    newer: bool = False
+    """Weights that are newer than ``policy_version`` may serve it as well: it may be carried over
+    into the next step."""
 
 
 class ExecutionOutcome(StrEnum):

@@ -33,6 +33,7 @@ class OpenBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
     temperature: float = Field(ge=0, le=10)
     policy_version: int = Field(ge=0)
+    newer: bool = False
 
 
 class CellBody(BaseModel):
@@ -130,7 +131,9 @@ class AdminRoutes:
         if not EXECUTION_ID.fullmatch(execution_id):
             return _error(400, f"execution id {execution_id!r}: letters, digits, '.', '_', '-'")
         body = OpenBody.model_validate(await _json(request))
-        session = await self._sessions.start(execution_id, body.temperature, body.policy_version)
+        session = await self._sessions.start(
+            execution_id, body.temperature, body.policy_version, body.newer
+        )
         url = f"{str(request.base_url).rstrip('/')}/e/{execution_id}/v1"
         return JSONResponse({"base_url": url, "api_key": session.record.api_key})
 
@@ -212,6 +215,7 @@ class AdminRoutes:
             "open": len(self._sessions.open),
             "tokens_out": self._metrics.total_output,
             "calls": self._metrics.total_calls,
+            "longest_wait_s": self._sessions.longest_wait_s(),
             "cells": {cell.name: _cell_view(cell) for cell in self._places.cells.values()},
         }
         if self._shards is None:
@@ -219,7 +223,9 @@ class AdminRoutes:
         answers = await self._shards.ask_all("GET", "/admin/state")
         states = [own, *(answer for status, answer in answers if status == 200)]
         whole: dict[str, Any] = {
-            key: sum(state[key] for state in states) for key in own if key != "cells"
+            key: (max if key == "longest_wait_s" else sum)(state[key] for state in states)
+            for key in own
+            if key != "cells"
         }
         whole["cells"] = {
             name: _add_views([state["cells"][name] for state in states if name in state["cells"]])

@@ -197,7 +197,8 @@ class LiveCall:
         cell = places.held(record.execution_id)
         if cell is not None:
             return cell
-        task = asyncio.create_task(places.place(record.execution_id, record.policy_version))
+        place = places.place(record.execution_id, record.policy_version, record.newer)
+        task = asyncio.create_task(place)
         await self._wait({task})
         if task.done():
             return task.result()

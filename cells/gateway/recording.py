@@ -35,6 +35,8 @@ class SessionRecord(Record):
     expires_at: float | None = None
     """Until when the key is good, in seconds since the epoch; records of an older version have no
     such time."""
+    newer: bool = False
+    """Cells with weights newer than ``policy_version`` may serve it as well."""
 
 
 class Turn(Record):

@@ -58,6 +58,8 @@ class Seat:
 
     holder: str
     version: int
+    newer: bool = False
+    """Cells with newer weights may serve it as well."""
     cell: Cell | None = None
     tokens: int = 0
     """Of the execution's context, as of its last call."""
@@ -67,23 +69,28 @@ class Seat:
     """A cell with more room that came after it sat down; it goes there before its next call."""
     granted: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def allows(self, version: int) -> bool:
+        """Whether weights of that version may serve it."""
+        return version == self.version or (self.newer and version > self.version)
+
 
 class Places:
     """Cells with a limited number of executions each. An execution keeps its cell until it is
     released or the cell goes, or a cell comes (back) that has fewer than its share; those that lost
     their cell are served before those that never had one, and otherwise first come is first served.
-    An execution is only placed on a cell with the weights that it was opened with."""
+    An execution is only placed on a cell with the weights that it was opened with, or with newer
+    ones where it was opened so."""
 
     def __init__(self) -> None:
         self.cells: dict[str, Cell] = {}
         self._seats: dict[str, Seat] = {}
         self._line: list[Seat] = []
 
-    async def place(self, holder: str, version: int) -> Cell:
+    async def place(self, holder: str, version: int, newer: bool = False) -> Cell:
         """The cell of an execution; waits for one as long as it takes."""
         seat = self._seats.get(holder)
         if seat is None:
-            seat = Seat(holder, version)
+            seat = Seat(holder, version, newer)
             self._seats[holder] = seat
             self._line.append(seat)
             self._grant()
@@ -106,7 +113,7 @@ class Places:
         seat = self._seats.get(holder)
         if seat is None or seat.cell is not cell:
             return
-        other = self._roomiest(seat.version, apart_from=cell)
+        other = self._roomiest(seat, apart_from=cell)
         if other is not None:
             _sit(seat, other)
             self._grant()
@@ -158,7 +165,7 @@ class Places:
         if seat is None:
             return None
         target, seat.bound_for = seat.bound_for, None
-        if seat.cell is not None and target is not None and self._takes(target, seat.version):
+        if seat.cell is not None and target is not None and self._takes(target, seat):
             _sit(seat, target)
             self._grant()
         return seat.cell
@@ -204,15 +211,15 @@ class Places:
                 # Nobody overtakes those who lost their cell: they could find the others full.
                 left += self._line[at:]
                 break
-            cell = self._roomiest(seat.version)
+            cell = self._roomiest(seat)
             if cell is None:
                 left.append(seat)
             else:
                 _sit(seat, cell)
         self._line = left
 
-    def _takes(self, cell: Cell, version: int) -> bool:
-        serves = cell.state is CellState.SERVING and cell.version == version
+    def _takes(self, cell: Cell, seat: Seat) -> bool:
+        serves = cell.state is CellState.SERVING and seat.allows(cell.version)
         return serves and self.cells.get(cell.name) is cell and cell.live < cell.capacity
 
     def _spread(self, fresh: Cell) -> None:
@@ -239,11 +246,11 @@ class Places:
             seat.bound_for = fresh
             staying[fullest.name] -= 1
 
-    def _roomiest(self, version: int, apart_from: Cell | None = None) -> Cell | None:
+    def _roomiest(self, seat: Seat, apart_from: Cell | None = None) -> Cell | None:
         best: Cell | None = None
         most = 0
         for cell in self.cells.values():
-            if cell is apart_from or not self._takes(cell, version):
+            if cell is apart_from or not self._takes(cell, seat):
                 continue
             room = cell.capacity - cell.live
             if room > most:

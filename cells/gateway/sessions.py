@@ -63,8 +63,11 @@ class WaitClock:
                 self._total += time.monotonic() - self._since
 
     def waited_s(self) -> float:
-        running = time.monotonic() - self._since if self._waiting else 0.0
-        return self._total + running
+        return self._total + self.waits_s()
+
+    def waits_s(self) -> float:
+        """Since when it has been waiting now, in seconds; 0 where it is not."""
+        return time.monotonic() - self._since if self._waiting else 0.0
 
 
 class Session:
@@ -227,28 +230,39 @@ class Sessions:
         if known is None:
             return
         if not known.closed:
-            await self._start(execution_id, known.temperature, known.policy_version, renew=False)
+            await self._start(
+                execution_id, known.temperature, known.policy_version, known.newer, renew=False
+            )
             return
         calls = [call for call, _ in await asyncio.to_thread(log.read)]
         waited = sum(call.waited_s for call in calls)
         self.closed.setdefault(execution_id, Closed(known.api_key, len(calls), waited))
 
-    async def start(self, execution_id: str, temperature: float, version: int) -> Session:
+    async def start(
+        self, execution_id: str, temperature: float, version: int, newer: bool = False
+    ) -> Session:
         """Open an execution, or go on with it where storage knows it, and renew its key's life.
+
+        Args:
+            version: of the weights that may serve it; with ``newer`` the oldest of these.
 
         Raises:
             StorageError, RecordError: what is stored can't be read, or nothing can be written.
         """
-        return await self._start(execution_id, temperature, version, renew=True)
+        return await self._start(execution_id, temperature, version, newer, renew=True)
+
+    def longest_wait_s(self) -> float:
+        """Of the calls that wait now, in seconds."""
+        return max((session.clock.waits_s() for session in self.open.values()), default=0.0)
 
     async def _start(
-        self, execution_id: str, temperature: float, version: int, *, renew: bool
+        self, execution_id: str, temperature: float, version: int, newer: bool, *, renew: bool
     ) -> Session:
         async with self._lock(execution_id):
             session = self.open.get(execution_id)
             if session is None:
                 session = await asyncio.to_thread(
-                    self._load, execution_id, temperature, version, renew
+                    self._load, execution_id, temperature, version, newer, renew
                 )
                 session.restore()
                 self.open[execution_id] = session
@@ -295,7 +309,9 @@ class Sessions:
         """Of a key that is given or renewed now."""
         return time.time() + self._key_life_s if self._key_life_s < math.inf else None
 
-    def _load(self, execution_id: str, temperature: float, version: int, renew: bool) -> Session:
+    def _load(
+        self, execution_id: str, temperature: float, version: int, newer: bool, renew: bool
+    ) -> Session:
         log = ExecutionLog(self._store, self._layout, execution_id)
         known = log.session()
         record = SessionRecord(
@@ -305,6 +321,7 @@ class Sessions:
             policy_version=version,
             closed=False,
             expires_at=self._expiry() if renew or known is None else known.expires_at,
+            newer=newer,
         )
         if record != known:
             log.write_session(record)

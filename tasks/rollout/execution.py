@@ -109,7 +109,7 @@ async def _attempt(
         # An attempt that no result came of: its calls belong to a workspace that is lost.
         await sessions.forget(name)
         await asyncio.to_thread(around.store.delete, around.layout.execution(name))
-    endpoint = await sessions.open(name, spec.temperature, spec.policy_version)
+    endpoint = await sessions.open(name, spec.temperature, spec.policy_version, spec.newer)
     door = Door(endpoint, around.doors)
     process: HarnessProcess | None = None
     try:

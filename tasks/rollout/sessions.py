@@ -82,13 +82,18 @@ class GatewaySessions:
                         await self._call("PUT", execution, body)
             incarnation = answer.get("incarnation")
 
-    async def open(self, execution: str, temperature: float, policy_version: int) -> Endpoint:
+    async def open(
+        self, execution: str, temperature: float, policy_version: int, newer: bool = False
+    ) -> Endpoint:
         """Open the session of an execution, or find it open.
+
+        Args:
+            newer: weights that are newer than ``policy_version`` may serve it as well.
 
         Raises:
             GatewayError: refused, or silent for too long.
         """
-        body = {"temperature": temperature, "policy_version": policy_version}
+        body = {"temperature": temperature, "policy_version": policy_version, "newer": newer}
         self._opened[execution] = body
         try:
             answer = await self._call("PUT", execution, body)

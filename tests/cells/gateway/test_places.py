@@ -149,3 +149,20 @@ def test_counts_are_right_whatever_happens(happened: list[tuple[str, ...]], capa
         await sitting.close()
 
     asyncio.run(play())
+
+
+async def test_newer_weights_serve_those_that_were_opened_so_and_older_ones_never() -> None:
+    sitting = Sitting()
+    places = sitting.places
+    await sitting.sit("fixed", version=1)
+    for holder in ("carried", "young"):
+        version = 1 if holder == "carried" else 3
+        sitting.waiting[holder] = asyncio.create_task(places.place(holder, version, newer=True))
+    await asyncio.sleep(0)
+    places.put(cell("a", capacity=8, version=2))
+    assert [sitting.where(one) for one in ("fixed", "carried", "young")] == [None, "a", None]
+    places.put(cell("a", capacity=8, version=3))
+    assert [sitting.where(one) for one in ("fixed", "carried", "young")] == [None, "a", "a"]
+    places.put(cell("b", capacity=8, version=1))
+    assert sitting.where("fixed") == "b"
+    await sitting.close()
