@@ -15,12 +15,15 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(
+                    None, None, "a key must be a text or a number", key.start_mark
+                )
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key.value!r} is given twice", key.start_mark
                 )
-            if isinstance(key.value, str):
-                seen.add(key.value)
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
@@ -33,9 +36,17 @@ def parse(text: str) -> Any:
             billions), or one within another hundreds of times.
     """
     try:
-        return _Copy().of(yaml.load(text, _Loader))
+        return _Copy().of(_load(text))
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def _load(text: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)
+    except (LookupError, AttributeError, TypeError):
+        # What PyYAML's constructors do with "!!bool 3" or "!!timestamp x".
+        raise ValueError("a value is not what its tag (!!...) says") from None
 
 
 class _Copy:
