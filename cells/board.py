@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from cells.progress import Progress
-from cells.scheduler import Role, TrainingWork
+from cells.scheduler import Pace, Pacing, Role, TrainingWork
 
 _NAMED = 4
 """Executions that a hang is told with; the others are counted."""
@@ -28,6 +28,21 @@ class CellState:
     detail: str = ""
 
 
+@dataclass(frozen=True)
+class Outlook:
+    """The pace of launches, and what follows from it for the cells.
+
+    ``oldest`` is the lowest version under which a group that still runs was launched; None where
+    none does. ``coming`` are executions that the update under way will let be launched, ``last``
+    says that there are none left.
+    """
+
+    pacing: Pacing
+    oldest: int | None = None
+    coming: int = 0
+    last: bool = False
+
+
 class Board:
     """Shared state with one lock; waiters are woken at each change.
 
@@ -35,10 +50,25 @@ class Board:
         live: ids of the step's executions that have not ended yet.
         serve_version: weight version that the step's executions are served with.
         expected: micro-steps to expect before the training has said how many there are.
+        newer: what lives may be served with newer weights: they are served at once.
     """
 
-    def __init__(self, *, live: Iterable[str], serve_version: int, expected: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        live: Iterable[str],
+        serve_version: int,
+        expected: int = 0,
+        newer: bool = False,
+    ) -> None:
+        self.newer = newer
         self._serve_version = serve_version
+        self._version = serve_version
+        self._updates = 0
+        self._outlook: Outlook | None = None
+        self._released = False
+        self._served_s = 0.0
+        self._seen_at = time.monotonic()
         self._next_version: int | None = None
         self._changed = threading.Condition()
         self.progress = Progress()
@@ -67,7 +97,7 @@ class Board:
     def serve(self, version: int) -> None:
         """Cells serve ``version`` from when no execution lives that needs the one before."""
         with self._changed:
-            if self._live:
+            if self._live and not self.newer:
                 self._next_version = version
             else:
                 self._serve_version = version
@@ -80,7 +110,7 @@ class Board:
             ValueError: some that live need another version.
         """
         with self._changed:
-            if self._live and version != self._serve_version:
+            if self._live and version != self._serve_version and not self.newer:
                 raise ValueError(
                     f"{len(self._live)} executions still need version {self._serve_version}"
                 )
@@ -88,6 +118,72 @@ class Board:
             self._live.update(executions)
             self._tell_live()
             self._note()
+
+    def await_serve_version(self, version: int, limit_s: float) -> bool:
+        """Until ``version`` may be served; whether it may, within ``limit_s``."""
+        with self._changed:
+
+            def reached() -> bool:
+                over = self._stopped or self._error is not None
+                return self._serve_version >= version or over
+
+            return self._changed.wait_for(reached, limit_s) and self._serve_version >= version
+
+    def updated(self, version: int) -> None:
+        """An update was trained; the weights are of ``version`` now."""
+        with self._changed:
+            self._version = version
+            self._updates += 1
+            self._note()
+
+    @property
+    def updates(self) -> int:
+        """How many were trained since the board was made."""
+        with self._changed:
+            return self._updates
+
+    def set_outlook(self, outlook: Outlook) -> None:
+        with self._changed:
+            if outlook != self._outlook:
+                self._outlook = outlook
+                self._note()
+
+    @property
+    def outlook(self) -> Outlook | None:
+        """None where groups do not outlive their step."""
+        with self._changed:
+            return self._outlook
+
+    @property
+    def pace(self) -> Pace:
+        with self._changed:
+            return Pace.BURST if self._outlook is None else self._outlook.pacing.pace
+
+    @property
+    def oldest(self) -> int:
+        """By how many updates the oldest group that still runs is behind."""
+        with self._changed:
+            if self._outlook is None or self._outlook.oldest is None:
+                return 0
+            return max(0, self._version - self._outlook.oldest)
+
+    def release(self) -> None:
+        """The step is trained: who waits for executions that outlive it waits no longer."""
+        with self._changed:
+            self._released = True
+            self._changed.notify_all()
+
+    @property
+    def released(self) -> bool:
+        with self._changed:
+            return self._released
+
+    @property
+    def served_s(self) -> float:
+        """Seconds that cells have served since the board was made, all together."""
+        with self._changed:
+            self._count_served()
+            return self._served_s
 
     @property
     def live(self) -> int:
@@ -185,6 +281,7 @@ class Board:
         to do, with no cell switching; -1 while there is something."""
         switching = any(cell.role is Role.SWITCHING for cell in cells.values())
         with self._changed:
+            self._count_served()
             if _roles(cells) != _roles(self._cells):
                 self.progress.did("cells", _roles(cells))
             self._cells = dict(cells)
@@ -257,6 +354,12 @@ class Board:
                     f"no cell serves version {self.serve_version} after {limit_s:g} s; seen: {seen}"
                 )
             self.wait_change(0.5)
+
+    def _count_served(self) -> None:
+        now = time.monotonic()
+        serving = sum(cell.role is Role.ROLLOUT for cell in self._cells.values())
+        self._served_s += (now - self._seen_at) * serving
+        self._seen_at = now
 
     def _tell_live(self) -> None:
         some = ", ".join(sorted(self._live)[:_NAMED])

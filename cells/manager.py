@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cells.board import Board
@@ -22,10 +22,13 @@ from cells.figures import Figures
 from cells.levels import LevelLog
 from cells.moves import Mover, Parts
 from cells.roster import NoCellsError, Roster
-from cells.scheduler import CellView, Move, Policy, Role, Snapshot, VersionBounds
+from cells.scheduler import CellView, Move, Pace, Policy, Role, Snapshot, VersionBounds
 from configs.run import RunConfig
 from storage.layout import RunLayout
 from storage.objects import Store
+
+_OVERDUE = 0.25
+"""Share of the longest time of a call after which one that waits has to be served."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +171,7 @@ class Manager:
             )
             for state in self._roster.states.values()
         )
-        return Snapshot(
+        snapshot = Snapshot(
             time=time.monotonic(),
             queued=live - running,
             running=running,
@@ -177,6 +180,20 @@ class Manager:
             timings=figures.timings,
             versions=VersionBounds(serve, serve),
             queued_tokens=round((live - running) * figures.execution_tokens),
+        )
+        outlook = self._board.outlook
+        if outlook is None or outlook.pacing.pace is not Pace.CARRY:
+            return snapshot
+        waits_s = gateway.get("longest_wait_s", 0.0)
+        return replace(
+            snapshot,
+            pace=outlook.pacing.pace,
+            serving_cells=outlook.pacing.serving_cells,
+            may_wait=outlook.pacing.may_wait,
+            oldest=self._board.oldest,
+            coming=outlook.coming if snapshot.training.closing else 0,
+            last=outlook.last,
+            overdue=waits_s > _OVERDUE * self._config.gateway.call_limit_s,
         )
 
     def _begin(self, move: Move) -> None:
@@ -198,7 +215,8 @@ class Manager:
             # A gradient that is only there goes to the core first. One that does not is lost with
             # the sleep of its replica, and its micro-steps are done again.
             self._board.wait_released(name, self._config.training.micro_step_limit_s)
-            return _Outcome(self._mover.to_rollout(name, version, capacity))
+            ahead = self._board.await_serve_version if self._board.newer else None
+            return _Outcome(self._mover.to_rollout(name, version, capacity, ahead))
         except FencedError:
             raise
         except DaemonError as error:

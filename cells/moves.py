@@ -91,8 +91,19 @@ class Mover:
             self.announce(name, "leaving", version, limit_s=left.seconds())
         return left.parts | self._set_role(name, "training", None, left)
 
-    def to_rollout(self, name: str, version: int, capacity: int) -> Parts:
+    def to_rollout(
+        self,
+        name: str,
+        version: int,
+        capacity: int,
+        ahead: Callable[[int, float], bool] | None = None,
+    ) -> Parts:
         """Weights of ``version`` come first, from the core where this cell lacks them.
+
+        Args:
+            ahead: where newer weights will do: whether those of a version may be served, asked with
+                the seconds that it may wait for them. A cell that serves gives up its executions
+                before it loads them.
 
         Raises:
             DaemonError: not done within the limit of a move, or refused.
@@ -101,7 +112,11 @@ class Mover:
         status = self.status(name)
         if version not in (status["engine"]["version"], status["replica"]["version"]):
             with left.part("pull"):
-                self._pull(name, version, left)
+                version = self._pull(name, version, left, ahead)
+        held = status["engine"]["version"]
+        if ahead is not None and status["role"] == "rollout" and held != version:
+            with left.part("reroute"):
+                self.announce(name, "leaving", held, limit_s=left.seconds())
         host = self._set_role(name, "rollout", version, left)
         with left.part("ready"):
             self.announce(name, "serving", version, capacity, limit_s=left.seconds())
@@ -169,16 +184,25 @@ class Mover:
                 limit_s=_ASK_LIMIT_S,
             )
 
-    def _pull(self, name: str, version: int, left: _Left) -> None:
+    def _pull(
+        self,
+        name: str,
+        version: int,
+        left: _Left,
+        ahead: Callable[[int, float], bool] | None,
+    ) -> int:
+        """The version that was pulled."""
         # A gradient that was left when a micro-step failed belongs to the old weights.
         self._replica(name, "discard", {}, left)
         published = self._replica(self._core, "publish", {}, left)
         answer = self._replica(name, "pull", {"descriptor": published["descriptor"]}, left)
-        if answer["version"] != version:
+        pulled = int(answer["version"])
+        newer = ahead is not None and pulled > version and ahead(pulled, left.seconds())
+        if pulled != version and not newer:
             raise DaemonError(
-                f"{name}: pulled version {answer['version']} from the core, the step serves "
-                f"version {version}"
+                f"{name}: pulled version {pulled} from the core, the step serves version {version}"
             )
+        return pulled
 
     def _replica(
         self, name: str, command: str, args: dict[str, Any], left: _Left

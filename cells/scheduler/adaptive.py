@@ -98,8 +98,9 @@ class Adaptive:
 
     def decide(self, snapshot: Snapshot) -> tuple[Move, ...]:
         """See `Policy.decide`."""
-        rule = self.carry if snapshot.pace is Pace.CARRY else self.burst
-        return rule.decide(snapshot)
+        # A core whose satellites have all failed has to take turns.
+        carries = snapshot.pace is Pace.CARRY and len(snapshot.cells) > 1
+        return (self.carry if carries else self.burst).decide(snapshot)
 
     def holds(self, oldest: int) -> bool:
         """Whether a complete update has to wait for a group that still runs and whose oldest token

@@ -18,8 +18,9 @@ class Carry:
     The last executions of a burst hold a cell that they hardly use, which is where most of the time
     of bursts is lost. Where groups are carried over, new ones come with every update, so that those
     few can wait for them: their calls are held back, their tools go on, and one cell after another
-    trains. Two things bound the waiting. When the oldest token of a group that runs is `patience`
-    updates old, a cell serves whatever lives; and so it does when nothing more will be launched.
+    trains. Three things bound the waiting. When the oldest token of a group that runs is `patience`
+    updates old, a cell serves whatever lives; so it does when a call has waited for too long, and
+    when nothing more will be launched.
 
     A cell also serves where the training would soon wait for groups. `min_gain` and `dwell_s` are
     those of `Elastic`.
@@ -82,8 +83,8 @@ class Carry:
         if snapshot.last:
             return ceil(_full(snapshot))
         cells = int(_full(snapshot) + 1 - share)
-        urgent = snapshot.oldest >= self.patience and snapshot.waterlevel > 0
-        return max(cells, 1) if urgent else cells
+        urgent = snapshot.oldest >= self.patience or snapshot.overdue
+        return max(cells, 1) if urgent and snapshot.waterlevel else cells
 
     def _settled(self, cell: CellView, snapshot: Snapshot) -> bool:
         return snapshot.time - cell.since >= self.dwell_s

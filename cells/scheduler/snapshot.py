@@ -66,13 +66,15 @@ class TrainingWork:
     `expected` counts all of them, also an estimate for groups that still run. `sealed` is the part
     whose groups are sealed and not yet claimed; `ready` is the part of `sealed` that the update
     under way may claim now; `claimed` runs on replicas at this moment and is in none of the other
-    two. So expected >= sealed + claimed and sealed >= ready.
+    two. So expected >= sealed + claimed and sealed >= ready. `closing` says that all groups of the
+    update under way are there and nothing of it is left to claim.
     """
 
     expected: int = 0
     sealed: int = 0
     ready: int = 0
     claimed: int = 0
+    closing: bool = False
 
     def __post_init__(self) -> None:
         """Refuse counts that contradict each other."""
@@ -112,7 +114,8 @@ class Snapshot:
     by how many updates the oldest token of a group that still runs is behind. `coming` is how many
     executions will be launched with the update under way, as soon as all of that is claimed,
     `may_wait` the share of a cell's places below which executions wait for others rather than hold
-    it. `last` says that nothing will be launched any more.
+    it. `last` says that nothing will be launched any more, `overdue` that a call has waited for so
+    long that a cell has to serve.
     """
 
     time: float
@@ -129,6 +132,7 @@ class Snapshot:
     coming: int = 0
     may_wait: float = 0.0
     last: bool = False
+    overdue: bool = False
 
     @property
     def waterlevel(self) -> int:

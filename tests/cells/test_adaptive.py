@@ -134,7 +134,8 @@ def test_a_group_is_measured_by_its_tokens() -> None:
 
 
 def cell(number: int, role: Role, live: int = 0) -> CellView:
-    return CellView(f"c{number}", role, live, number == 0, capacity=10, version=0)
+    target = Role.TRAINING if role is Role.SWITCHING else None
+    return CellView(f"c{number}", role, live, number == 0, capacity=10, version=0, target=target)
 
 
 def moves(*cells: CellView, **more: Any) -> dict[str, Role]:
@@ -168,7 +169,13 @@ def test_a_cell_serves_while_it_is_filled_well_enough() -> None:
 
 def test_the_core_trains_whatever_lives() -> None:
     assert moves(cell(0, Role.ROLLOUT, 9), cell(1, Role.ROLLOUT, 9)) == {"c0": Role.TRAINING}
-    assert moves(cell(0, Role.TRAINING), training=TrainingWork(4), queued=3) == {}
+    cells = (cell(0, Role.TRAINING), cell(1, Role.SWITCHING))
+    assert moves(*cells, training=TrainingWork(4), queued=3) == {}
+
+
+def test_a_core_that_is_alone_serves_what_lives() -> None:
+    alone = cell(0, Role.TRAINING)
+    assert moves(alone, training=TrainingWork(4), queued=3) == {"c0": Role.ROLLOUT}
 
 
 def test_few_executions_wait_for_more() -> None:
@@ -186,6 +193,7 @@ def test_nothing_waits_when_it_is_old_or_the_last_or_training_has_nothing_else()
     assert moves(*cells, queued=1, oldest=5) == {}
     assert moves(*cells, queued=1, oldest=6) == back
     assert moves(*cells, queued=1, last=True) == back
+    assert moves(*cells, queued=1, overdue=True) == back
     assert moves(*cells, queued=1, training=TrainingWork(40, 0, 0, 3)) == back
     serving = (cell(0, Role.TRAINING), cell(1, Role.ROLLOUT, 1))
     assert moves(*serving, oldest=6) == moves(*serving, last=True) == {}

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from cells.board import Board
-from cells.scheduler import TrainingWork
+from cells.board import Board, Outlook
+from cells.scheduler import Pace, Pacing, TrainingWork
 
 LIMIT_S = 20.0
 
@@ -49,6 +49,36 @@ def test_further_executions_need_the_version_of_those_that_live() -> None:
     board.execution_ended("e1")
     board.launch(["e2"], 4)
     assert (board.live, board.serve_version) == (1, 4)
+
+
+def test_newer_weights_serve_at_once_where_they_may() -> None:
+    board = Board(live=["e0"], serve_version=3, newer=True)
+    board.serve(4)
+    assert board.serve_version == 4
+    board.launch(["e1"], 4)
+    assert board.live == 2
+
+
+def test_the_oldest_group_is_as_old_as_updates_were_trained_since_its_launch() -> None:
+    board = Board(live=["e0"], serve_version=3, newer=True)
+    pacing = Pacing(Pace.CARRY, 4, 1, "")
+    assert (board.oldest, board.pace) == (0, Pace.BURST)
+    board.set_outlook(Outlook(pacing, oldest=2))
+    board.updated(4)
+    assert (board.oldest, board.updates, board.pace) == (2, 1, Pace.CARRY)
+    board.set_outlook(Outlook(pacing))
+    assert board.oldest == 0
+
+
+def test_weights_that_are_not_to_be_served_yet_are_waited_for() -> None:
+    board = Board(live=["e0"], serve_version=3, newer=True)
+    assert not board.await_serve_version(4, 0.01)
+    waiting = Waiting(lambda: board.await_serve_version(4, LIMIT_S))
+    board.serve(4)
+    assert waiting.result()
+    waiting = Waiting(lambda: board.await_serve_version(5, LIMIT_S))
+    board.stop()
+    assert not waiting.result()
 
 
 def test_a_cell_is_released_when_training_says_so_again() -> None:

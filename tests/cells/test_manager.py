@@ -10,13 +10,23 @@ from typing import Any, cast
 import pytest
 
 from cells import roster
-from cells.board import Board
+from cells.board import Board, Outlook
 from cells.client import DaemonClient, DaemonError, DaemonGoneError, FencedError
 from cells.decisions import Decision
 from cells.levels import Level
 from cells.manager import Manager
 from cells.roster import NoCellsError
-from cells.scheduler import Move, Pipeline, Policy, Role, Snapshot, TrainingWork, make_policy
+from cells.scheduler import (
+    Move,
+    Pace,
+    Pacing,
+    Pipeline,
+    Policy,
+    Role,
+    Snapshot,
+    TrainingWork,
+    make_policy,
+)
 from configs.run import RunConfig
 from storage.journal import read_journal
 from storage.layout import RunLayout
@@ -73,6 +83,7 @@ class FakeGateway:
 
     def __init__(self) -> None:
         self.cells: dict[str, str] = {}
+        self.told: list[tuple[str, str, int]] = []
 
     def call(
         self, method: str, path: str, body: Any = None, *, limit_s: float = 0, params: Any = None
@@ -80,6 +91,7 @@ class FakeGateway:
         name = path.rsplit("/", 1)[-1]
         if method == "PUT":
             self.cells[name] = body["state"]
+            self.told.append((name, body["state"], body["version"]))
         if method == "DELETE":
             self.cells.pop(name, None)
         cells = {
@@ -98,12 +110,14 @@ class Rig:
         live: int,
         version: int = 0,
         policy: Policy | None = None,
+        expected: int = 0,
+        newer: bool = False,
         **cells: FakeCell,
     ) -> None:
         self.cells = {"a": FakeCell("a"), "b": FakeCell("b"), **cells}
         self.gateway = FakeGateway()
         names = (f"e{number}" for number in range(live))
-        self.board = Board(live=names, serve_version=version)
+        self.board = Board(live=names, serve_version=version, expected=expected, newer=newer)
         self.decisions: list[Decision] = []
         self.decided = threading.Condition()
         config = RunConfig.model_validate({"cells": {"decide_every_s": 0.05, "switch_limit_s": 1}})
@@ -205,6 +219,30 @@ def test_a_serving_cell_with_old_weights_is_renewed_before_it_is_used(tmp_path: 
     rig.end()
     assert rig.cells["b"].engine == 2
     assert [decision.cell for decision in rig.decisions] == ["b"]
+
+
+def test_a_serving_cell_gives_its_executions_up_before_it_loads_newer_weights(
+    tmp_path: Path,
+) -> None:
+    """The core has trained another update by the time that the cell pulls: its weights are served
+    when they may be."""
+    cells = {"a": FakeCell("a", role="training", version=1), "b": FakeCell("b", version=1)}
+    policy = make_policy("adaptive")
+    rig = Rig(tmp_path, live=1, version=1, expected=4, policy=policy, newer=True, **cells)
+    rig.board.set_outlook(Outlook(Pacing(Pace.CARRY, 4, 1, "")))
+    rig.until(lambda: rig.gateway.cells.get("b") == "serving")
+    told = len(rig.gateway.told)
+    cells["a"].replica = 3
+    rig.board.serve(2)
+    rig.until(lambda: "/replica/pull" in cells["b"].calls)
+    assert cells["b"].engine == 1
+    rig.board.serve(3)
+    rig.until(lambda: len(rig.gateway.told) >= told + 2)
+    rig.end()
+    assert rig.gateway.told[told:] == [("b", "leaving", 1), ("b", "serving", 3)]
+    assert cells["b"].engine == 3
+    assert [(one.cell, one.failed) for one in rig.decisions] == [("b", "")]
+    assert "reroute" in rig.decisions[0].parts
 
 
 def test_a_satellite_that_fails_is_left_out(tmp_path: Path) -> None:
