@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -87,6 +88,21 @@ class Executions:
                 entry.ended.set()
                 self._entries.setdefault(execution, entry)
         return self._entries.get(execution)
+
+    async def any_ended(self, names: Iterable[str], wait_s: float) -> dict[str, State]:
+        """Where these executions are, as soon as one has ended or is not known, or after a time."""
+        entries = {name: await self.find(name) for name in names}
+        known = [entry for entry in entries.values() if entry is not None]
+        if len(known) == len(entries) and not any(entry.ended.is_set() for entry in known):
+            waits = [asyncio.create_task(entry.ended.wait()) for entry in known]
+            try:
+                await asyncio.wait(waits, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
+        return {
+            name: State.UNKNOWN if entry is None else entry.state for name, entry in entries.items()
+        }
 
     async def _stored(self, spec: ExecutionSpec) -> bool:
         key = self._run.layout.execution_result(spec.execution_id)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 
@@ -40,7 +41,7 @@ def run_groups(
     their own limit: what they have is kept and scored.
 
     Args:
-        ended: called with each execution, also with those that had ended before.
+        ended: called with each execution when it has ended, also with those that had before.
         stopped: true when the step is over or can't go on; the wait then ends with an error.
 
     Raises:
@@ -55,14 +56,45 @@ def run_groups(
     for spec in specs:
         _start(run, host, spec, stopped)
     limit = _GroupLimit(run, host, specs)
-    for spec in specs:
-        _wait_for(run, host, spec, stopped, limit)
-        for _ in range(run.config.rollout.replace_excluded):
-            if limit.over or not is_due(run, spec.execution_id, spec.query_id):
-                break
-            _start(run, host, spec, stopped)
-            _wait_for(run, host, spec, stopped, limit)
-        ended(spec.execution_id)
+    left = {spec.execution_id: spec for spec in specs}
+    again = dict.fromkeys(left, run.config.rollout.replace_excluded)
+    lost = Counter[str]()
+    states: Mapping[str, object] = {}
+    while True:
+        # In whatever order they end: cells are given to training by how many live.
+        for name, spec in list(left.items()):
+            if states.get(name) in _ALIVE:
+                continue
+            if find_result(run, name) is None:
+                if states:  # the host was started again, and what ran there has ended with it
+                    lost[name] += 1
+                    if lost[name] > _LOSSES:
+                        raise DaemonError(f"{host.name}: has forgotten {name}")
+                    _start(run, host, spec, stopped)
+            elif again[name] and not limit.over and is_due(run, name, spec.query_id):
+                again[name] -= 1
+                _start(run, host, spec, stopped)
+            else:
+                del left[name]
+                ended(name)
+        if not left:
+            return
+        limit.enforce(stopped)
+        if stopped():
+            raise InterruptedError(f"{', '.join(left)}: the step was stopped")
+        states = _states(host, list(left), limit, stopped)
+
+
+def _states(
+    host: DaemonClient, names: list[str], limit: _GroupLimit, stopped: Callable[[], bool]
+) -> Mapping[str, object]:
+    """Where these executions are, as soon as one of them has ended or after a moment."""
+    wait_s = limit.poll_s if not limit.over else _POLL_S
+    body = {"names": names, "wait_s": wait_s}
+    answer = _patiently(partial(host.call, "POST", "/ended", body, limit_s=wait_s + 20), stopped)
+    states = answer["states"]
+    assert isinstance(states, dict)
+    return states
 
 
 def is_due(run: Run, execution: str, query: str) -> bool:
@@ -116,29 +148,6 @@ class _GroupLimit:
                 path = f"/executions/{name}/finish"
                 _patiently(partial(self._host.call, "POST", path), stopped)
             self._names.pop()
-
-
-def _wait_for(
-    run: Run,
-    host: DaemonClient,
-    spec: ExecutionSpec,
-    stopped: Callable[[], bool],
-    limit: _GroupLimit,
-) -> None:
-    execution, lost = spec.execution_id, 0
-    path = f"/executions/{execution}"
-    while find_result(run, execution) is None:
-        limit.enforce(stopped)
-        wait_s = limit.poll_s if not limit.over else _POLL_S
-        ask = partial(host.call, "GET", path, params={"wait_s": wait_s}, limit_s=wait_s + 20)
-        if stopped():
-            raise InterruptedError(f"{execution}: the step was stopped")
-        if _patiently(ask, stopped)["state"] == "unknown":
-            # The host was started again, and what ran there has ended with it.
-            lost += 1
-            if lost > _LOSSES:
-                raise DaemonError(f"{host.name}: has forgotten {execution}")
-            _start(run, host, spec, stopped)
 
 
 def spec_of(

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import orjson
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -40,6 +41,15 @@ _BODY_BYTES = 1 << 20
 Handler = Callable[[Request], Awaitable[Response]]
 
 
+class _Asked(BaseModel):
+    """Executions of which somebody waits for the first to end."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    names: tuple[str, ...]
+    wait_s: float = Field(ge=0)
+
+
 class HostRoutes:
     """The HTTP side of an execution host."""
 
@@ -54,6 +64,7 @@ class HostRoutes:
             Route(path, self._guard(self._get), methods=["GET"]),
             Route(path, self._guard(self._delete), methods=["DELETE"]),
             Route(f"{path}/finish", self._guard(self._finish), methods=["POST"]),
+            Route("/ended", self._guard(self._ended), methods=["POST"]),
             Route("/state", self._guard(self._state), methods=["GET"]),
         ]
 
@@ -96,6 +107,14 @@ class HostRoutes:
     async def _finish(self, request: Request) -> Response:
         state = await self._executions.finish(request.path_params["execution_id"])
         return JSONResponse({"state": state.value})
+
+    async def _ended(self, request: Request) -> Response:
+        size = int(request.headers.get("content-length", "-1"))
+        if not 0 <= size <= _BODY_BYTES:
+            raise ValueError(f"the body must name executions in at most {_BODY_BYTES} bytes")
+        asked = _Asked.model_validate_json(await request.body())
+        states = await self._executions.any_ended(asked.names, min(asked.wait_s, _LONGEST_POLL_S))
+        return JSONResponse({"states": {name: state.value for name, state in states.items()}})
 
     async def _state(self, request: Request) -> Response:
         return JSONResponse(self._executions.count())

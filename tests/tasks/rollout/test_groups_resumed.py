@@ -43,18 +43,23 @@ class FakeHost:
         self.asked: Counter[str] = Counter()
 
     def call(self, method: str, path: str, body: Any = None, **_: Any) -> dict[str, Any]:
+        if path == "/ended":
+            return {"states": {name: self._state(name) for name in body["names"]}}
         name = path.rsplit("/", 1)[1]
         if method == "PUT":
             if name not in self.running:
                 self.started.append(name)
                 self.running.append(name)
             return {"state": "queued"}
+        return {"state": self._state(name)}
+
+    def _state(self, name: str) -> str:
         if name not in self.running:
-            return {"state": "unknown"}
+            return "unknown"
         self.asked[name] += 1
         if self.asked[name] == 2:
             end(self.run, name)
-        return {"state": "running"}
+        return "running" if self.asked[name] <= 2 else "ended"
 
 
 def result_of(name: str, outcome: ExecutionOutcome) -> ExecutionResult:
@@ -133,6 +138,8 @@ def test_one_that_failed_on_our_side_is_run_again_until_its_group_is_sealed(
 def test_a_host_that_forgets_is_an_error(run_store: Run) -> None:
     class Forgetful(FakeHost):
         def call(self, method: str, path: str, body: Any = None, **_: Any) -> dict[str, Any]:
+            if path == "/ended":
+                return {"states": dict.fromkeys(body["names"], "unknown")}
             return {"state": "unknown"}
 
     with pytest.raises(DaemonError, match="has forgotten"):

@@ -36,6 +36,9 @@ class ScriptedHost:
         limit_s: float = 1,
         params: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
+        if path == "/ended":
+            assert body is not None
+            return {"states": {name: self._state(name) for name in body["names"]}}
         name = path.split("/")[2]
         if method == "PUT":
             spec = ExecutionSpec.model_validate(body)
@@ -46,7 +49,10 @@ class ScriptedHost:
         elif path.endswith("/finish"):
             self.finished.append(name)
             self._end(name, ExecutionOutcome.TIMED_OUT)
-        return {"state": "running" if find_result(self._run, name) is None else "ended"}
+        return {"state": self._state(name)}
+
+    def _state(self, name: str) -> str:
+        return "running" if find_result(self._run, name) is None else "ended"
 
     def _end(self, name: str, outcome: ExecutionOutcome) -> None:
         result = ExecutionResult(
@@ -97,6 +103,13 @@ def test_the_groups_limit_ends_what_runs_and_keeps_what_ended(tmp_path: Path) ->
     assert found == ["completed", "timed_out", "timed_out"]
     assert host.finished == [f"{QUERY.query_id}-e001", f"{QUERY.query_id}-e002"]
     assert len(host.starts) == len(ended) == 3
+
+
+def test_one_that_runs_on_hides_no_other_that_has_ended(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "rollout.group_limit_s=0.5")
+    found, ended = outcomes_of(run, ScriptedHost(run, {0: [None], 1: [DONE], 2: [DONE]}))
+    assert found == ["timed_out", "completed", "completed"]
+    assert ended == [f"{QUERY.query_id}-e{member:03d}" for member in (1, 2, 0)]
 
 
 def test_a_host_that_is_silent_for_a_moment_does_not_spoil_the_groups_limit(tmp_path: Path) -> None:

@@ -69,6 +69,9 @@ class Host:
     def get(self, name: str, wait_s: float = 0) -> dict:
         return self.http.get(f"/executions/{name}", params={"wait_s": wait_s}).json()
 
+    def ended(self, names: list[str], wait_s: float) -> dict[str, str]:
+        return self.http.post("/ended", json={"names": names, "wait_s": wait_s}).json()["states"]
+
     def left(self) -> list[Path]:
         return list(self.temporary.iterdir())
 
@@ -158,6 +161,7 @@ def test_refusals(make_host: MakeHost) -> None:
     wrong = host.http.put("/executions/other", content=encode(one))
     assert wrong.status_code == 400 and one.execution_id in wrong.json()["error"]
     assert host.http.get(path, params={"wait_s": "x"}).status_code == 400
+    assert host.http.post("/ended", content=b'{"names": "x", "wait_s": 1}').status_code == 400
 
 
 def test_an_execution_that_is_dropped_can_be_submitted_again(
@@ -170,6 +174,8 @@ def test_an_execution_that_is_dropped_can_be_submitted_again(
     for one in (running, queued):
         host.put(one)
     assert gateway.called.wait(60)
+    names = [running.execution_id, queued.execution_id]
+    assert host.ended(names, wait_s=0) == dict(zip(names, ("running", "queued"), strict=True))
     for one in (queued, running):
         assert host.http.delete(f"/executions/{one.execution_id}").json() == {"state": "unknown"}
         assert host.get(one.execution_id) == {"state": "unknown"}
@@ -178,6 +184,9 @@ def test_an_execution_that_is_dropped_can_be_submitted_again(
     gateway.policy = scripted(call("done"))
     gateway.hold.set()
     host.put(running)
+    # The other one is not there any more, which is told at once.
+    assert host.ended(names, wait_s=60)[queued.execution_id] == "unknown"
+    assert host.ended(names[:1], wait_s=60) == {running.execution_id: "ended"}
     assert host.get(running.execution_id, wait_s=60)["result"]["outcome"] == "completed"
 
 
