@@ -389,6 +389,8 @@ class UpdateMetrics(Record):
     """Without spread in their rewards, with too few valid executions, or too old."""
     groups_stale: int = 0
     """Left out of the update: older than the bound on staleness allows."""
+    busy_s: float | None = None
+    """Seconds of all replicas in its micro-steps, added up."""
 
 
 class Evaluation(Record):
@@ -421,3 +423,5 @@ class StepDone(Record):
     policy_version: int
     """Version after its last update."""
     seconds: float
+    carried: tuple[str, ...] = ()
+    """Queries that were launched up to then and are trained in a later step."""

@@ -1,6 +1,13 @@
-"""Groups of a step as they are sealed: each gets its update, once its order is known, for good."""
+"""Groups of a step as they are sealed: each gets its update, once its order is known, for good.
+
+Where groups may outlive their step more of them come than a step trains. Those with the oldest
+tokens then join the update under way, as many as it has room for; what is left when the step ends
+is in none of its updates, and comes again in the next.
+"""
 
 from __future__ import annotations
+
+import math
 
 from configs.run import RunConfig
 from configs.training import ShuffleKind
@@ -25,6 +32,8 @@ class Arrivals:
 
     Args:
         groups: that the step plans to train. Fewer may come when the feed ends early.
+        carries: more may come, and the oldest go first.
+        more: with ``carries``, groups are to be trained after this step.
     """
 
     def __init__(
@@ -37,7 +46,11 @@ class Arrivals:
         config: RunConfig,
         step: int,
         groups: int,
+        carries: bool = False,
+        more: bool = False,
     ) -> None:
+        self._carries = carries
+        self._more = more
         self._store = store
         self._layout = layout
         self._ledger = ledger
@@ -49,7 +62,10 @@ class Arrivals:
         self._in_order = config.training.shuffle is ShuffleKind.ARRIVAL
         self._order = order_of(config.training, groups=groups, seed=config.seed, step=step)
         self._waiting: list[str] = []
-        """Sealed, without an update: they are shuffled with some that still run."""
+        """Sealed, without an update: they are shuffled with some that still run, or are more than
+        the update under way has room for."""
+        self._early: dict[str, GroupFacts] = {}
+        """Of those, where the oldest go first."""
         self._facts = {group: self._read(group) for group in ledger.groups()}
         self._ended = False
 
@@ -67,6 +83,9 @@ class Arrivals:
 
     def _place(self) -> None:
         """Give updates to the groups whose turn it is."""
+        if self._carries:
+            self._place_oldest()
+            return
         due = self._order.placeable(self._waiting, placed=len(self._facts), ended=self._ended)
         for name in due:
             update = update_of(len(self._facts), self._shares)
@@ -77,6 +96,28 @@ class Arrivals:
                 self._ledger.arrive(name, update)
                 self._facts[name] = facts
         self._waiting = [name for name in self._waiting if name not in due]
+
+    def _place_oldest(self) -> None:
+        for name in self._waiting:
+            if name not in self._early:
+                self._early[name] = self._read(name)
+        update = next((u for u in range(len(self._shares)) if not self._ledger.closed(u)), None)
+        if update is None:
+            return
+        placed = sum(its == update for its in self._ledger.groups().values())
+        oldest = sorted(self._waiting, key=lambda name: _age_key(self._early[name]))
+        for name in oldest[: self._shares[update] - placed]:
+            self._ledger.arrive(name, update)
+            self._facts[name] = self._early.pop(name)
+            self._waiting.remove(name)
+
+    def early(self) -> list[GroupFacts]:
+        """Sealed groups that the update under way has no room for."""
+        return list(self._early.values())
+
+    def to_come(self) -> int:
+        """Groups that are not sealed and will be trained, in this step or, one, after it."""
+        return max(0, self.missing() - len(self._early)) + self._more
 
     def of(self, update: int) -> list[GroupFacts]:
         """Groups of an update; those that are too old for it without their samples."""
@@ -99,7 +140,10 @@ class Arrivals:
 
     def counted_with(self, update: int) -> list[GroupFacts]:
         """Groups whose excluded executions count together at the end of an update: its own, or all
-        that were shuffled so far."""
+        that were shuffled so far. Where the oldest go first, those of the whole step, which is what
+        they were counted in when they were sealed."""
+        if self._carries:
+            return list(self._facts.values()) if update == len(self._shares) - 1 else []
         return self.of(update) if self._in_order else list(self._facts.values())
 
     def complete(self, update: int) -> bool:
@@ -126,3 +170,8 @@ class Arrivals:
 
     def _read(self, group: str) -> GroupFacts:
         return group_facts(read_group(self._store, self._layout.group(group)), self._pack)
+
+
+def _age_key(group: GroupFacts) -> float:
+    """Those with the oldest target first; without any it does not matter when."""
+    return min(group.versions, default=math.inf)

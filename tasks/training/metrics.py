@@ -27,6 +27,8 @@ WEIGHTS = "importance_sum"
 """Statistic of a micro-step: policy / behaviour summed over its targets."""
 WEIGHT_SQUARES = "importance_square_sum"
 """Statistic of a micro-step: the squares of these, summed."""
+BUSY = "busy_s"
+"""Statistic of a micro-step: the seconds that its replica took for it."""
 ENTROPY = "entropy_sum"
 """Statistic of a micro-step: the policy's entropy summed over its targets."""
 
@@ -102,6 +104,7 @@ def update_metrics(
         groups=len(facts),
         groups_stale=sum(group.stale for group in facts),
         groups_without_gradient=sum(not group.voters for group in facts),
+        busy_s=_total(stats, BUSY),
     )
 
 

@@ -34,6 +34,11 @@ class GroupFacts:
     stale: bool = False
     """Left out of its update: it is too old for it."""
 
+    @property
+    def new_tokens(self) -> int:
+        """Of its samples, what they share counted once."""
+        return sum(sample.new_tokens for sample in self.samples)
+
 
 def group_facts(group: SealedGroup, pack: PackKind = PackKind.FLAT) -> GroupFacts:
     """Count a sealed group; with ``PackKind.TREE`` also what its samples share."""

@@ -106,6 +106,7 @@ class MicroAnswer(_Answer):
     samples: int
     target_tokens: int
     stats: dict[str, float]
+    seconds: float = 0.0
 
 
 class Frozen(_Answer):

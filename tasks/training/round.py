@@ -14,6 +14,7 @@ from tasks.training.events import MicroStep
 from tasks.training.exchange import CoreLostError, fetch, holds, join
 from tasks.training.feed import GroupFeed
 from tasks.training.ledger import Ledger, MicroState
+from tasks.training.metrics import BUSY
 from tasks.training.packing import pack
 from tasks.training.replica import MicroAnswer, Replica, ReplicaLostError
 from tasks.training.satellites import Satellites
@@ -38,6 +39,7 @@ class Round:
         report: called with the work that is left whenever that may have changed.
         held: called as often with the replicas that are busy, or whose gradient is not at the core.
         waits: called as often with what training waits for, in words.
+        holds: asked when an update is complete: whether it has to wait all the same.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Round:
         report: Callable[[TrainingWork], None],
         held: Callable[[frozenset[str]], None],
         waits: Callable[[str], None],
+        holds: Callable[[], bool],
     ) -> None:
         self._budget = config.training.micro_step_tokens
         self._patience_s = config.cells.start_limit_s + config.cells.switch_limit_s
@@ -64,6 +67,8 @@ class Round:
         self._report = report
         self._held = held
         self._waits = waits
+        self._holds = holds
+        self._holding = False
         self._seen: dict[str, Replica] = {}
         self._satellites = Satellites()
         self._descriptor: dict[str, Any] | None = None
@@ -97,7 +102,7 @@ class Round:
         self._update, self._version, self._descriptor = update, version, None
         self._started = None
         self._restarts = 0
-        in_doubt = False
+        self._holding = in_doubt = False
         self._progress = time.monotonic()
         while True:
             if self._arrivals.pump():
@@ -114,7 +119,7 @@ class Round:
                 if self._crew.idle():
                     self._verify(core)
                     self._descriptor, in_doubt = None, False
-            elif core is not None and self._all_accumulated() and self._crew.idle():
+            elif core is not None and self._all_brought() and not self._must_hold():
                 satellites = [name for name in self._held_by() if name != core.name]
                 if satellites:
                     self._start_reduce(core, satellites[0])
@@ -160,7 +165,8 @@ class Round:
                 self._descriptor = None  # whoever comes next gets a new one
         elif job.kind is JobKind.MICRO_STEP:
             assert job.micro_step is not None and isinstance(done.result, MicroAnswer)
-            self._ledger.accumulate(job.micro_step.id, job.replica, done.result.stats)
+            stats = {**done.result.stats, BUSY: done.result.seconds}
+            self._ledger.accumulate(job.micro_step.id, job.replica, stats)
             self._satellites.worked(job.replica)
         elif job.kind is JobKind.PUBLISH:
             assert isinstance(done.result, dict)
@@ -267,13 +273,20 @@ class Round:
         open_states = (MicroState.READY, MicroState.CLAIMED)
         return not self._work_left() and not self._ledger.count(self._update, *open_states)
 
+    def _all_brought(self) -> bool:
+        return self._all_accumulated() and self._crew.idle()
+
+    def _must_hold(self) -> bool:
+        self._holding = self._holds()
+        return self._holding
+
     def _rest(self) -> None:
         """Until something happens.
 
         Raises:
             NoReplicaError: nothing has for too long, although every group has come.
         """
-        if not self._crew.idle() or self._arrivals.missing():
+        if not self._crew.idle() or self._arrivals.missing() or self._holding:
             self._progress = time.monotonic()  # commands and the feed have deadlines of their own
         elif time.monotonic() - self._progress > self._patience_s:
             raise NoReplicaError(
@@ -290,4 +303,6 @@ class Round:
             found.append(f"{missing} groups to be sealed")
         if self._core(self._look()) is None:
             found.append("the core to be in training")
+        if self._holding:
+            found.append("groups that would be too old for the next")
         return f"update {self._update}: {', '.join(found) or 'work for who is there'}"

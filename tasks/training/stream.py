@@ -49,6 +49,8 @@ def train_stream(
     report: Callable[[TrainingWork], None] = lambda _: None,
     held: Callable[[frozenset[str]], None] = lambda _: None,
     waits: Callable[[str], None] = lambda _: None,
+    carries: bool = False,
+    holds: Callable[[], bool] = lambda: False,
 ) -> tuple[UpdateMetrics, ...]:
     """Train the updates of a step, also those that an earlier attempt left undone.
 
@@ -68,6 +70,10 @@ def train_stream(
             gradient that is not at the core yet. It gives nothing to one that was no member when it
             last looked, so that a replica that is in neither may be put to sleep.
         waits: called often with what it waits for, in words.
+        carries: groups may outlive their step: more than ``groups`` may come, the oldest are
+            trained first, and the others are left to the next step.
+        holds: asked when an update is complete: whether it has to wait for a group that still runs
+            and would be too old for the next one.
 
     Returns:
         The records of all updates of the step.
@@ -91,6 +97,8 @@ def train_stream(
             config=config,
             step=step,
             groups=groups,
+            carries=carries,
+            more=carries and step + 1 < config.training.steps,
         )
         limits = Limits.of(config)
 
@@ -109,6 +117,7 @@ def train_stream(
             report=report,
             held=held,
             waits=waits,
+            holds=holds,
         )
         run = _Step(store, layout, config, step, ledger, arrivals, spent)
         core = rounds.wait_for_core()

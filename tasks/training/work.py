@@ -25,23 +25,26 @@ def training_work(
         closing: gradients are being brought to the core, or it steps. That counts as one claimed
             micro-step: the cells are needed until it is over.
     """
+    early = sum(math.ceil(group.new_tokens / budget) for group in arrivals.early())
     waiting = {
         later: ledger.count(later, MicroState.READY)
         + math.ceil(sum(sample.new_tokens for sample in arrivals.unformed(later)) / budget)
         for later in range(update, updates)
     }
     claimed = ledger.count(update, MicroState.CLAIMED) + closing
-    sealed = sum(waiting.values())
+    sealed = sum(waiting.values()) + early
     known = sum(len(ledger.micro_steps(one)) for one in range(updates)) + sum(
         math.ceil(sum(sample.new_tokens for sample in arrivals.unformed(one)) / budget)
         for one in range(updates)
     )
     # Groups that still run are taken to be like those that have come; at least one micro-step.
     each = max(1.0, known / len(arrivals)) if len(arrivals) else 1.0
-    to_come = math.ceil(arrivals.missing() * each)
+    to_come = math.ceil(arrivals.to_come() * each)
+    ready = waiting.get(update, 0)
     return TrainingWork(
         expected=sealed + claimed + to_come,
         sealed=sealed,
-        ready=waiting.get(update, 0),
+        ready=ready,
         claimed=claimed,
+        closing=not ready and arrivals.complete(update),
     )
