@@ -218,7 +218,7 @@ def _training(config: RunConfig, recording: Recording) -> dict[str, float]:
     packed = sum(update.trained_tokens for update in recording.updates)
     micro_steps = packed / config.training.micro_step_tokens / groups
     return {
-        "tokens_per_s": tokens / max(seconds, 1e-3) / _replicas(config),
+        "tokens_per_s": tokens / max(seconds, 1e-3) / trained_together(config),
         "micro_steps_per_group": max(1, round(micro_steps)),
         "update_s": 0.0,
         "pull_s": 0.0,
@@ -254,6 +254,6 @@ def _queries_per_update(config: RunConfig) -> int:
     return max(1, config.rollout.queries // config.training.updates_per_step)
 
 
-def _replicas(config: RunConfig) -> int:
+def trained_together(config: RunConfig) -> int:
     """Cells that trained together in the recorded run; a lower bound for the elastic policy."""
     return len(config.cells.cells) if config.cells.policy.value == "colocate" else 1

@@ -14,11 +14,11 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from cells.scheduler import Role
 from cells.simulation.recorded import (
     Recording,
     prefill_as_decodes,
     read_recording,
+    trained_together,
     workload_from_run,
 )
 from cells.simulation.workload import (
@@ -27,6 +27,7 @@ from cells.simulation.workload import (
     ReplayedExecution,
     ReplayedExecutions,
     Source,
+    TrainingModel,
     Workload,
 )
 from storage.journal import read_journal
@@ -66,6 +67,12 @@ class _Step:
     def starts(self) -> list[float]:
         return sorted(result.started_at for query in self.queries for result, _ in query)
 
+    @property
+    def events(self) -> list[float]:
+        """What the next step may have waited for: ends of executions and updates."""
+        ended = [result.ended_at for query in self.queries for result, _ in query]
+        return sorted([*ended, *(update.ended_at for update in self.updates)])
+
 
 def replayed(run: Run) -> Workload:
     """The workload that repeats a recorded run.
@@ -83,7 +90,7 @@ def replayed(run: Run) -> Workload:
     note = f"run {run.run_id}"
     measured = Source(origin=Origin.MEASURED, note=note)
     fitted = Source(origin=Origin.MEASURED, note=f"{note}, least squares over its calls")
-    overhead = _overhead(steps, recording.switch_s(Role.ROLLOUT))
+    overhead = _overhead(steps)
     queries = tuple(tuple(_again(*one) for one in query) for s in steps for query in s.queries)
     serving = described.serving.model_copy(
         update={
@@ -92,9 +99,11 @@ def replayed(run: Run) -> Workload:
             "prefill_tokens_per_s": prefill_as_decodes(alone),
         }
     )
+    training = _training(described.training, recording, trained_together(run.config))
     sources = {k: v for k, v in described.sources.items() if not k.startswith("durations.")}
     sources |= {
         "durations.queries": measured,
+        "training.update_s": measured,
         "serving.decode_tokens_per_s": fitted,
         "serving.half_concurrency": fitted,
         **{f"overhead.{name}": measured for name in OverheadModel.model_fields},
@@ -102,10 +111,27 @@ def replayed(run: Run) -> Workload:
     data = described.model_dump() | {
         "durations": ReplayedExecutions(queries=queries).model_dump(),
         "serving": serving.model_dump(),
+        "training": training.model_dump(),
         "overhead": overhead.model_dump(),
         "sources": {name: source.model_dump() for name, source in sources.items()},
     }
     return Workload.model_validate(data)
+
+
+def _training(described: TrainingModel, recording: Recording, cells: int) -> TrainingModel:
+    """A replica's speed in its micro-steps, and what an update takes beside them."""
+    updates = recording.updates
+    busy = [update.busy_s for update in updates if update.busy_s]
+    if len(busy) < len(updates):  # recorded by an older version
+        return described
+    wall = [update.train_s for update in updates]
+    beside = fmean(took - work / cells for took, work in zip(wall, busy, strict=True))
+    return described.model_copy(
+        update={
+            "tokens_per_s": described.tokens_per_s * cells * sum(wall) / sum(busy),
+            "update_s": max(beside, 0.0),
+        }
+    )
 
 
 def serving_speed(calls: Sequence[Call]) -> tuple[float, float]:
@@ -167,15 +193,16 @@ def _again(result: ExecutionResult, calls: Sequence[Call]) -> ReplayedExecution:
     return ReplayedExecution(calls=tuple(rows), timed_out=timed_out)
 
 
-def _overhead(steps: Sequence[_Step], to_rollout_s: float) -> OverheadModel:
+def _overhead(steps: Sequence[_Step]) -> OverheadModel:
     gaps = [
-        after.starts[0] - max(update.ended_at for update in before.updates) - to_rollout_s
+        after.starts[0] - max(time for time in before.events if time <= after.starts[0])
         for before, after in pairwise(steps)
+        if before.events[0] <= after.starts[0]
     ]
     between = [(step.starts[-1] - step.starts[0]) / max(len(step.starts) - 1, 1) for step in steps]
     seals = [seconds for step in steps for seconds in step.seals_s]
     return OverheadModel(
-        launch_s=max(fmean(gaps), 0.0) if gaps else 0.0,
+        launch_s=fmean(gaps) if gaps else 0.0,
         start_s=fmean(between),
         seal_s=fmean(seals) if seals else 0.0,
     )

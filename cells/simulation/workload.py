@@ -145,7 +145,7 @@ class OverheadModel(_Part):
     """What a step takes beside rollouts, training and switches."""
 
     launch_s: NonNegative = Field(
-        description="from a step's last update to the start of the next, beyond the switch, seconds"
+        description="from what a step had to wait for to its first execution, seconds"
     )
     start_s: NonNegative = Field(description="between the starts of two executions, seconds")
     seal_s: NonNegative = Field(

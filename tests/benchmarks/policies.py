@@ -1,10 +1,13 @@
-"""Elastic cells against fixed and colocated ones: real runs of one workload, on pinned cores.
+"""Elastic cells against fixed and colocated ones: real runs of one workload, in equal shares of it.
 
 Prints one JSON object. Each run is a `gyre train` of ``policies.yaml`` beside this file, with one
-cell on each of two cores, so that an idle cell's core is not lent to the other. All runs make the
-same number of updates of the same number of groups. Async trains the batch before, one update a
-step: its staleness is 1 everywhere, the mean of the 3 updates a step of the others. Run it on an
-otherwise idle machine with ``python -m tests.benchmarks.policies``.
+cell on each of two cores, so that an idle cell's core is not lent to the other; with ``--quotas``
+there are four cells of half a core each, held to it by control groups. All runs make the same
+number of updates of the same number of groups. Async trains the batch before, one update a step:
+its staleness is 1 from the second update on, the mean of the 3 updates a step of the others. Run it
+on an otherwise idle machine with ``python -m tests.benchmarks.policies``.
+
+``simulated`` are the same ratios in virtual time, of the very executions that the runs recorded.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,42 +30,75 @@ import orjson
 from cells.ports import free_port
 from cells.simulation.compare import policy_for
 from cells.simulation.engine import simulate
-from cells.simulation.recorded import recorded_times, workload_from_run
-from cells.simulation.workload import Workload
+from cells.simulation.recorded import recorded_times
+from cells.simulation.replay import replayed
 from configs.load import load_config
 from flows.history import updates_of
+from flows.server import orchestration
+from storage.objects import Store
 from storage.run import Run, open_run
+from tasks.warm_start.build import build_policy
+from tests.benchmarks.quotas import held_to
+from tests.benchmarks.wide_policy import widen
 
 WORKLOAD = Path(__file__).with_name("policies.yaml")
+MLP_FEATURES = 6144
+"""Of the policy: training it takes about as long as rolling out with it."""
 POLICIES = ("elastic", "colocate", "async")
-SHORT = ("problems.specrepo.slow_share=0", "rollout.queries=12", "training.steps=1")
-"""No tail, and little work in a step."""
-RUN_LIMIT_S = 3600
-SIMULATED_SEEDS = range(5)
+SHORT = ("problems.specrepo.slow_share=0",)
+"""No tail."""
+QUOTA_CORES = 0.5
+FOUR_CELLS = (
+    "cells.cells=[{name: a, core: true, cpus: [0]}, {name: b, cpus: [1]}, {name: c, cpus: [0]}, "
+    "{name: d, cpus: [1]}]",
+    "cells.executions_per_cell=12",
+    "cells.training_cells=2",
+)
+RUN_LIMIT_S = 1800
 
 
-def train(root: Path, policy: str, seed: int, short: bool) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Series:
+    """Where the runs of this call are, what they start from, and how their cells are held."""
+
+    root: Path
+    policy: Path
+    quotas: bool
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """Beyond the workload's."""
+        model = ("model.source=hf_directory", f"model.path={self.policy}")
+        return (*model, *(FOUR_CELLS if self.quotas else ()))
+
+    def recorded(self, policy: str, seed: int) -> Run:
+        """A run with the tail."""
+        return open_run(str(self.root), f"{policy}-{seed}")
+
+
+def train(series: Series, policy: str, seed: int, short: bool) -> dict[str, Any]:
     """One run; its seconds, work and costs."""
-    settings = [*(SHORT if short else ()), f"cells.policy={policy}", f"seed={seed}"]
+    chosen = (*series.settings, *(SHORT if short else ()), f"cells.policy={policy}", f"seed={seed}")
+    config = load_config(str(WORKLOAD), list(chosen), environment={})
     if policy == "async":
-        config = load_config(str(WORKLOAD), settings, environment={})
         updates = config.training.updates_per_step
-        settings += [
+        chosen += (
             f"training.steps={config.training.steps * updates}",
             "training.updates_per_step=1",
             f"rollout.queries={config.rollout.queries // updates}",
-        ]
-    name = f"{policy}-{'short-' if short else ''}{seed}"
+        )
+    root, name = series.root, f"{policy}-{'short-' if short else ''}{seed}"
     if (root / "runs" / name / "run.json").exists():  # of an earlier call with this root
         return measure(open_run(str(root), name), policy, seed, short)
     command = [sys.executable, "-m", "flows.cli", "train", "--config", str(WORKLOAD)]
     command += ["--name", name, "--root", str(root)]
-    for setting in (*settings, f"prefect.port={free_port()}"):
+    for setting in chosen:
         command += ["--set", setting]
-    env = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
-    log = root / f"{name}.log"
-    with open(log, "wb") as out:
-        subprocess.run(command, env=env, stdout=out, stderr=out, check=True, timeout=RUN_LIMIT_S)
+    with open(root / f"{name}.log", "wb") as out, ExitStack() as held:
+        if series.quotas:
+            cells = tuple(cell.name for cell in config.cells.cells)
+            held.enter_context(held_to(QUOTA_CORES, name, cells))
+        subprocess.run(command, stdout=out, stderr=out, check=True, timeout=RUN_LIMIT_S)
     return measure(open_run(str(root), name), policy, seed, short)
 
 
@@ -88,36 +126,55 @@ def measure(run: Run, policy: str, seed: int, short: bool) -> dict[str, Any]:
     }
 
 
-def ratio(runs: list[dict[str, Any]], slower: str) -> float:
-    """Median over seeds of how many times longer a policy takes for a trained token."""
-    seconds = {(run["policy"], run["seed"]): run["seconds"] / run["target_tokens"] for run in runs}
-    seeds = sorted({seed for _, seed in seconds})
-    return median(seconds[slower, seed] / seconds["elastic", seed] for seed in seeds)
-
-
-def simulated(workload: Workload) -> dict[str, float]:
-    """The same ratios in virtual time."""
+def ratios(runs: list[dict[str, Any]]) -> dict[str, float]:
+    """Medians over seeds of how many times longer a policy takes for the same updates, and of the
+    same for a trained token: what an execution says, and so its tokens, differ from run to run."""
     found: dict[str, float] = {}
-    for slower in POLICIES[1:]:
-        theirs = workload
-        if slower == "async":  # one update a step, as in the real runs
-            batch = workload.batch.model_copy(update={"updates_per_burst": 1})
-            theirs = workload.model_copy(update={"batch": batch})
-        found[f"elastic_over_{slower}"] = median(
-            simulate(theirs, policy_for(theirs, slower), seed).seconds
-            / simulate(workload, policy_for(workload, "elastic"), seed).seconds
-            for seed in SIMULATED_SEEDS
-        )
+    for each, unit in (("", "updates"), ("_per_token", "target_tokens")):
+        took = {(run["policy"], run["seed"]): run["seconds"] / run[unit] for run in runs}
+        for slower in POLICIES[1:]:
+            found[f"elastic_over_{slower}{each}"] = median(
+                took[slower, seed] / took["elastic", seed] for seed in {seed for _, seed in took}
+            )
     return found
 
 
-def every_run(root: Path, seeds: int) -> Iterator[dict[str, Any]]:
+def simulated(series: Series, seeds: int) -> dict[str, float]:
+    """The same ratios in virtual time: each run's own executions, on cells as fast as they were
+    when the colocated run of the seed was recorded."""
+    found: dict[str, list[float]] = {}
+    for seed in range(1, seeds + 1):
+        cells = replayed(series.recorded("colocate", seed))
+        took = {}
+        for policy in POLICIES:
+            own = replayed(series.recorded(policy, seed))
+            changes = {"durations": own.durations, "overhead": own.overhead, "batch": own.batch}
+            workload = cells.model_copy(update=changes)
+            took[policy] = simulate(workload, policy_for(workload, policy)).seconds
+        for slower in POLICIES[1:]:
+            ratio = took[slower] / took["elastic"]
+            found.setdefault(f"elastic_over_{slower}", []).append(ratio)
+    return {name: median(values) for name, values in found.items()}
+
+
+def every_run(series: Series, seeds: int) -> Iterator[dict[str, Any]]:
     """Policies take turns, so that what else the machine does meets all of them."""
     for seed in range(1, seeds + 1):
         for policy in POLICIES:
-            yield train(root, policy, seed, short=False)
+            yield train(series, policy, seed, short=False)
     for policy in POLICIES:
-        yield train(root, policy, 1, short=True)
+        yield train(series, policy, 1, short=True)
+
+
+def first_policy(root: Path) -> Path:
+    """What all runs start from: the quickstart's, with wide MLPs."""
+    store = Store(str(root))
+    target = root / "policy"
+    if not (target / "config.json").exists():
+        config = load_config("quickstart", environment={})
+        key = build_policy(store, config, lambda line: print(line, file=sys.stderr))
+        widen(store.local_path(key), target, MLP_FEATURES)
+    return target
 
 
 def main() -> None:
@@ -129,25 +186,30 @@ def main() -> None:
         type=Path,
         help="keep the runs in this folder; those that are whole there are not made again",
     )
+    parser.add_argument("--quotas", action="store_true", help="four cells of half a core each")
     given = parser.parse_args()
-    root = given.root or Path(tempfile.mkdtemp(prefix="gyre-policies-"))
+    root = (given.root or Path(tempfile.mkdtemp(prefix="gyre-policies-"))).resolve()
     root.mkdir(parents=True, exist_ok=True)
+    for name in [name for name in os.environ if name.startswith("PREFECT_")]:
+        del os.environ[name]
+    series = Series(root, first_policy(root), given.quotas)
+    config = load_config(str(WORKLOAD), [*series.settings, f"prefect.port={free_port()}"])
     runs: list[dict[str, Any]] = []
-    for run in every_run(root, given.seeds):
-        print(json.dumps(run), file=sys.stderr, flush=True)
-        runs.append(run)
-    long = [run for run in runs if not run["short"]]
-    short = [run for run in runs if run["short"]]
-    real = {f"elastic_over_{slower}": ratio(long, slower) for slower in POLICIES[1:]}
-    virtual = simulated(workload_from_run(open_run(str(root), "colocate-1")))
+    # One server for all runs, whose children find it by PREFECT_API_URL.
+    with orchestration(config.prefect, root / "prefect", lambda line: print(line, file=sys.stderr)):
+        for run in every_run(series, given.seeds):
+            print(json.dumps(run), file=sys.stderr, flush=True)
+            runs.append(run)
+    real = ratios([run for run in runs if not run["short"]])
+    virtual = simulated(series, given.seeds)
     report = {
         **real,
         "simulated": virtual,
         "share_of_simulated_gain": {
-            name: (real[name] - 1) / (virtual[name] - 1) if virtual[name] > 1 else None
-            for name in real
+            name: (real[name] - 1) / (gain - 1) if gain > 1 else None
+            for name, gain in virtual.items()
         },
-        "short_tasks": {f"elastic_over_{slower}": ratio(short, slower) for slower in POLICIES[1:]},
+        "short_tasks": ratios([run for run in runs if run["short"]]),
         "runs": runs,
     }
     print(json.dumps(report, indent=1))
