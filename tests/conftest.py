@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 import pytest
@@ -17,6 +17,9 @@ from cells.serving.process import EngineProcess
 from configs.cells import Device
 from configs.load import load_config
 from storage.run import Run, create_run
+
+if TYPE_CHECKING:
+    from tests.flows.conftest import FinishedRun
 
 TINY_CONTEXT = 1024
 TINY_SPECIAL_TOKENS = (
@@ -119,6 +122,14 @@ def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def other_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As ``tiny_policy``, with other weights."""
     return make_tiny_policy(tmp_path_factory.mktemp("policy") / "other", seed=1)
+
+
+@pytest.fixture(scope="session")
+def smoke_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    """`gyre train --config smoke`, to its end. Read only."""
+    from tests.flows.conftest import run_smoke
+
+    return run_smoke(tmp_path_factory.mktemp("smoke"))
 
 
 @pytest.fixture(scope="session")

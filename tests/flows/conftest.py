@@ -1,4 +1,4 @@
-"""One real run from the command line, shared by all tests that look at what it left."""
+"""Real runs from the command line, and servers with runs of stand-ins."""
 
 from __future__ import annotations
 
@@ -35,10 +35,8 @@ class FinishedRun:
     """Command lines of processes that it left behind."""
 
 
-@pytest.fixture(scope="session")
-def smoke_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+def run_smoke(root: Path) -> FinishedRun:
     """`gyre train --config smoke`, to its end."""
-    root = tmp_path_factory.mktemp("smoke")
     command = start_gyre(root, "train", "--config", "smoke", "--name", "smoke-run")
     output = finish(command, root)
     left = tuple(line for _, line in marked_processes(root))
