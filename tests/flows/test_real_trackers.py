@@ -99,7 +99,7 @@ def test_both_hold_every_figure_once(tmp_path: Path) -> None:
     done = subprocess.run(
         [str(python), "-c", SEND, str(root)],
         env=env,
-        cwd=ROOT,
+        cwd=root,  # MLflow keeps what is no figure below it
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
