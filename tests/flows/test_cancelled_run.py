@@ -1,4 +1,5 @@
-"""A cancelled run ends its harnesses and daemons itself, and can be gone on with."""
+"""A run is started from the form and cancelled by the button in the Prefect UI, others by the API:
+they end their harnesses and daemons themselves, and can be gone on with."""
 
 from __future__ import annotations
 
@@ -7,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Page, expect
 
 from storage.journal import read_lines
-from tests.flows.orchestrated import Orchestrated
+from tests.flows.browser import UI_LIMIT_MS, browser_page, picture, press, start_from_form
+from tests.flows.orchestrated import Orchestrated, light
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(3000)]
 
@@ -50,15 +53,33 @@ def check_released(site: Orchestrated, name: str) -> None:
     assert [task for task, state in tasks if state in ("Running", "Pending")] == []
 
 
-def test_cancel_and_go_on(orchestrated: Orchestrated) -> None:
-    name = "cancelled"
-    seconds = cancel(orchestrated, name, harnesses_wait)
-    print(f"cancelled in {seconds:.1f} s")
-    check_released(orchestrated, name)
-    run = orchestrated.run(name)
+def watch(site: Orchestrated, page: Page, flow_run: str, state: str) -> None:
+    """Open the page of a flow run, which shows its state."""
+    page.goto(f"{site.url}/runs/flow-run/{flow_run}", wait_until="domcontentloaded")
+    expect(page.get_by_text(state, exact=True).first).to_be_visible(timeout=UI_LIMIT_MS)
+    picture(page, state.lower())
+
+
+def test_start_watch_and_cancel_in_the_browser_and_go_on(orchestrated: Orchestrated) -> None:
+    site, name = orchestrated, "stopped"
+    site.hold.touch()
+    try:
+        with browser_page() as page:
+            train = start_from_form(site, page, name, light(site))
+            site.until(lambda: site.steps(name), "the first step")
+            watch(site, page, train, "Running")
+            press(site, page, train, "Cancel", "Confirm")
+            site.wait(train, "CANCELLED")
+            watch(site, page, train, "Cancelled")
+    finally:
+        site.hold.unlink()
+    check_released(site, name)
+    run = site.run(name)
     assert run.store.exists(run.layout.manifest)
-    resumed = orchestrated.start("train", run_id=name, root=str(orchestrated.root))
-    orchestrated.wait(resumed, "COMPLETED")
+    assert run.config.training.steps == 1, "as the form said"
+    assert run.config.harness.turns == 2, "as the file said"
+    resumed = site.start("train", run_id=name, root=str(site.root))
+    site.wait(resumed, "COMPLETED")
     updates = run.config.training.updates_per_step
     assert len(read_lines(run.store, run.layout.metrics)) == updates
 

@@ -8,7 +8,6 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
-from playwright.sync_api import expect, sync_playwright
 
 from flows.plan import step_plan
 from storage.journal import read_journal
@@ -17,6 +16,7 @@ from storage.run import Run
 from tasks.problems.source import EvaluatorError
 from tasks.training.events import LedgerLine, Stepped
 from tests.flows import evaluators
+from tests.flows.browser import browser_page, press
 from tests.flows.orchestrated import Orchestrated
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(3000)]
@@ -24,8 +24,6 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(3000)]
 NAME = "retried"
 EXECUTIONS = 16
 FAILING_SHARE = 0.05
-CHROMIUM = "/usr/bin/chromium"
-UI_LIMIT_MS = 120_000
 
 
 @dataclass(frozen=True)
@@ -72,22 +70,6 @@ def failing(first: int) -> str:
     return " ".join(str(first + at) for at in drawn.sample(range(EXECUTIONS), count))
 
 
-def press_retry(site: Orchestrated, flow_run: str) -> None:
-    """Press the button on the page of a flow run, and the one that confirms it."""
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        try:
-            page = browser.new_page()
-            page.set_default_timeout(UI_LIMIT_MS)
-            page.goto(f"{site.url}/runs/flow-run/{flow_run}", wait_until="domcontentloaded")
-            page.get_by_role("button", name="Retry").first.click()
-            confirm = page.locator(".p-modal__card").get_by_role("button", name="Retry")
-            confirm.click()
-            expect(confirm).to_be_hidden(timeout=UI_LIMIT_MS)
-        finally:
-            browser.close()
-
-
 @dataclass(frozen=True)
 class History:
     """The run after each of its attempts."""
@@ -128,7 +110,8 @@ def history(orchestrated: Orchestrated) -> History:
     # Repaired; the evaluators of the next step are not.
     again = len(broken.read_text().split())
     broken.write_text(failing(calls[-1] + again))
-    press_retry(site, train)
+    with browser_page() as page:
+        press(site, page, train, "Retry", "Retry")
     ended(train, "FAILED", 2)
     repaired = Kept.of(run, 0)
     broken.unlink()
