@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.objects import FlowRun
-from prefect.states import Crashed
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.states import AwaitingRetry, Crashed
 
 from configs.load import ConfigError
 from flows.roots import own_name
@@ -72,7 +73,8 @@ class Silence:
         """When nobody was first seen to work on it, on the monotonic clock."""
 
     def see_to(self, found: FlowRun) -> None:
-        """Mark the run as crashed when nobody has worked on it for too long.
+        """Mark the run as crashed when nobody has worked on it for too long; one that its worker
+        has taken and never begun is given to the next worker.
 
         Args:
             found: what the server says of it now.
@@ -84,12 +86,20 @@ class Silence:
         if now - self._looked < LOOK_EVERY_S:
             return
         self._looked = now
-        if found.state is None or not found.state.is_running() or not nobody_runs(self._run):
+        state = found.state
+        due = state is not None and (state.is_running() or state.is_pending())
+        if state is None or not due or not nobody_runs(self._run):
             self._since = None
             return
         if self._since is None:
             self._since = now
-        if now - self._since >= SILENT_S:
-            self._since = None
+        if now - self._since < SILENT_S:
+            return
+        self._since = None
+        if state.is_pending():
+            self._say(f"flow run {found.name} was taken by a worker that did not begin it")
+            again: State[Any] = AwaitingRetry()
+        else:
             self._say(f"flow run {found.name} says that it runs, and nobody runs it")
-            self._client.set_flow_run_state(found.id, Crashed(message=GONE), force=True)
+            again = Crashed(message=GONE)
+        self._client.set_flow_run_state(found.id, again, force=True)

@@ -110,12 +110,10 @@ def _start(run: Run, host: DaemonClient, spec: ExecutionSpec, stopped: Callable[
     """Have the host run an execution, unless it has ended or runs there already."""
     if not is_due(run, spec.execution_id, spec.query_id):
         return
+    # A failure makes place for what follows. All else that an earlier attempt left is the host's to
+    # delete, as the gateway has to hear of it first: its session may still be open there.
+    run.store.delete(run.layout.execution_result(spec.execution_id))
     path = f"/executions/{spec.execution_id}"
-    folder = run.layout.execution(spec.execution_id)
-    if run.store.children(folder):
-        state = _patiently(partial(host.call, "GET", path), stopped)["state"]
-        if state not in _ALIVE:  # of one that runs, the calls are being recorded there
-            run.store.delete(folder)
     _patiently(partial(host.call, "PUT", path, spec.model_dump(mode="json")), stopped)
 
 

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 from prefect.client.schemas.objects import FlowRun, State
-from prefect.states import Completed, Crashed, Running
+from prefect.states import Completed, Crashed, Pending, Running
 
 from flows.roots import own_name
 from flows.silence import LOOK_EVERY_S, SILENT_S, Silence, may_still_run, nobody_runs
@@ -81,6 +81,18 @@ def test_a_run_that_nobody_runs_for_minutes_is_marked_as_crashed(
     silence.see_to(found)
     assert server.marked == [(found.id, "Crashed")]
     assert told == ["flow run train x says that it runs, and nobody runs it"]
+
+
+def test_a_run_that_its_worker_took_and_never_began_is_given_to_the_next(
+    run_store: Run, clock: SimpleNamespace
+) -> None:
+    server: Any = _Server()
+    silence = Silence(server, run_store, lambda _: None)
+    taken = running().model_copy(update={"state": Pending(), "run_count": 0})
+    for _ in range(int(SILENT_S / LOOK_EVERY_S) + 1):
+        clock.s += LOOK_EVERY_S
+        silence.see_to(taken)
+    assert server.marked == [(taken.id, "AwaitingRetry")]
 
 
 def test_a_moment_with_somebody_and_an_end_count_from_anew(
