@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.fsck.check import check_run
+from flows.history import updates_of
 from flows.replay import ReplayError, replay, trained_updates
 from storage.errors import StorageError
 from storage.records import ExecutionOutcome, ExecutionResult, RecordError, StepDone
@@ -136,6 +137,11 @@ def check(run: Run, report: Report) -> None:
             report.wrong.append(f"step {step} is not done")
             continue
         report.steps += run.store.read_record(key, StepDone).step == step
+    report.wrong += [
+        f"step {one.step} update {one.update}: {one.excluded} executions excluded"
+        for one in updates_of(run)
+        if one.excluded
+    ]
     updates = trained_updates(run)
     report.updates = len(updates)
     report.micro_steps = sum(len(one.micro_steps) for one in updates)
