@@ -8,15 +8,19 @@ from collections.abc import Callable, Iterator
 from pydantic import Field
 
 from cells.moves import Parts
-from cells.scheduler import Move, Role
+from cells.scheduler import Move, Pacing, Role
 from storage.journal import Journal, read_journal
 from storage.layout import RunLayout
 from storage.objects import Store
 from storage.records import Record, decode, encode
 
+ALL_CELLS = "(all)"
+"""In the place of a cell, where the pace of launches was chosen."""
+
 
 class Decision(Record):
-    """One row: a move that has ended, or a cell that was left out or taken back."""
+    """One row: a move that has ended, a cell that was left out or taken back, or the pace of
+    launches."""
 
     at: float
     step: int
@@ -57,17 +61,40 @@ class DecisionLog:
         Raises:
             StorageError: the store is full or refuses.
         """
-        decision = Decision(
-            at=time.time(),
-            step=self._step,
-            cell=move.cell_id,
-            to=str(move.to),
-            reason=move.reason,
-            waterlevel=waterlevel,
-            seconds=round(seconds, 3),
-            failed=failed,
-            parts=parts or {},
+        self._write(
+            Decision(
+                at=time.time(),
+                step=self._step,
+                cell=move.cell_id,
+                to=str(move.to),
+                reason=move.reason,
+                waterlevel=waterlevel,
+                seconds=round(seconds, 3),
+                failed=failed,
+                parts=parts or {},
+            )
         )
+
+    def chose(self, pacing: Pacing, waterlevel: int) -> None:
+        """The pace of launches is another from now on, or that of a step that begins.
+
+        Raises:
+            StorageError: the store is full or refuses.
+        """
+        self._write(
+            Decision(
+                at=time.time(),
+                step=self._step,
+                cell=ALL_CELLS,
+                to=str(pacing.pace),
+                reason=pacing.reason,
+                waterlevel=waterlevel,
+                seconds=0.0,
+                failed="",
+            )
+        )
+
+    def _write(self, decision: Decision) -> None:
         self._journal.append([encode(decision)])
         self._report(decision)
 

@@ -22,7 +22,16 @@ from cells.figures import Figures
 from cells.levels import LevelLog
 from cells.moves import Mover, Parts
 from cells.roster import NoCellsError, Roster
-from cells.scheduler import CellView, Move, Pace, Policy, Role, Snapshot, VersionBounds
+from cells.scheduler import (
+    CellView,
+    Move,
+    Pace,
+    Pacing,
+    Policy,
+    Role,
+    Snapshot,
+    VersionBounds,
+)
 from configs.run import RunConfig
 from storage.layout import RunLayout
 from storage.objects import Store
@@ -94,6 +103,7 @@ class Manager:
             core=core, board=board, mover=self._mover, figures=self._figures, log=self._log
         )
         self._moving: dict[str, _Moving] = {}
+        self._pacing: Pacing | None = None
         self._answered = (0, 0)
         """Calls and tokens of the gateway up to now."""
         self._workers = ThreadPoolExecutor(len(cells), thread_name_prefix="switch")
@@ -132,10 +142,21 @@ class Manager:
         snapshot = self._snapshot(gateway)
         self._levels.note(snapshot, gateway["tokens_out"])
         self._tell(gateway)
-        for move in [*self._roster.renewals(), *self._policy.decide(snapshot)]:
+        for move in [*self._roster.renewals(), *self._decide(snapshot)]:
             if move.cell_id not in self._moving:
                 self._begin(move)
         self._board.set_cells(self._roster.states, settled=-1 if self._moving else asked)
+
+    def _decide(self, snapshot: Snapshot) -> tuple[Move, ...]:
+        outlook = self._board.outlook
+        if outlook is None and self._board.newer:
+            return ()  # nothing is launched yet, and what is to be is not known
+        if outlook is not None and outlook.pacing != self._pacing:
+            # Of a pace that stays only the window moves.
+            if self._pacing is None or outlook.pacing.pace is not self._pacing.pace:
+                self._log.chose(outlook.pacing, self._board.live)
+            self._pacing = outlook.pacing
+        return self._policy.decide(snapshot)
 
     def _tell(self, gateway: dict[str, Any]) -> None:
         """What the gateway and the moves are at, for who looks for a hang."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from prefect import get_run_logger
 
 from cells.checkpoint import find_checkpoint
-from cells.decisions import Decision
+from cells.decisions import ALL_CELLS, Decision
 from flows import events
 from flows.estimates import paired_gain
 from flows.history import evaluations_of, updates_of
@@ -66,7 +66,7 @@ def _after_step(run: Run, step: int) -> None:
     lines = read_journal(run.store, run.layout.decisions)
     decisions = [decode(line, Decision, where=run.layout.decisions) for line in lines]
     own = [one for one in decisions if one.step == step]
-    events.cells_switched(run, own)
+    events.cells_switched(run, [one for one in own if one.cell != ALL_CELLS])
     events.executions_excluded(run, headers)
     checkpoint = find_checkpoint(run, done.policy_version)
     if checkpoint is not None:

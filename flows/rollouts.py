@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 from prefect.futures import PrefectFuture, as_completed
@@ -60,34 +60,17 @@ def roll_out(
     Raises:
         Exception: what a batch's rollout failed with.
     """
-    scoring = run.config.scoring
-    score = score_executions.with_options(
-        retries=scoring.retries,
-        retry_delay_seconds=[
-            scoring.retry_delay_s * 2**attempt for attempt in range(scoring.retries)
-        ],
-    )
+    score = scoring_task(run)
 
     def scored(batch: Batch) -> PrefectFuture[None] | None:
-        if not _unscored(run, batch):
-            return None
-        return score.submit(root, run.run_id, batch, label(batch), board)
+        return score(batch, root, board) if is_unscored(run, batch) else None
 
     ended: list[Batch] = []
     due: list[Batch] = []
     for batch in batches:
         (due if living(run, batch) else ended).append(batch)
     rollouts = {
-        run_groups.submit(
-            root,
-            run.run_id,
-            batch,
-            label(batch),
-            policy_version,
-            temperature,
-            hosts.executions,
-            board,
-        ): batch
+        submit_rollout(run, root, hosts, board, batch, policy_version, temperature): batch
         for batch in due
     }
     for batch in ended:
@@ -99,6 +82,44 @@ def roll_out(
         done.result()
         batch = rollouts[done]
         yield batch, scored(batch)
+
+
+def submit_rollout(
+    run: Run,
+    root: str,
+    hosts: Hosts,
+    board: Board,
+    batch: Batch,
+    policy_version: int,
+    temperature: float,
+) -> PrefectFuture[bool]:
+    """The task that runs a batch to its end."""
+    return run_groups.submit(
+        root,
+        run.run_id,
+        batch,
+        label(batch),
+        policy_version,
+        temperature,
+        hosts.executions,
+        board,
+    )
+
+
+def scoring_task(run: Run) -> Callable[[Batch, str, Board], PrefectFuture[None]]:
+    """What submits the scoring of a batch, given the storage root and the step's board."""
+    scoring = run.config.scoring
+    score = score_executions.with_options(
+        retries=scoring.retries,
+        retry_delay_seconds=[
+            scoring.retry_delay_s * 2**attempt for attempt in range(scoring.retries)
+        ],
+    )
+
+    def submit(batch: Batch, root: str, board: Board) -> PrefectFuture[None]:
+        return score.submit(root, run.run_id, batch, label(batch), board)
+
+    return submit
 
 
 def in_batches(queries: Sequence[QueryPlan], executions: int) -> list[Batch]:
@@ -127,7 +148,7 @@ def label(batch: Batch) -> str:
     return f"{first} to {end}"
 
 
-def _unscored(run: Run, batch: Batch) -> bool:
+def is_unscored(run: Run, batch: Batch) -> bool:
     """Whether an execution of the batch has still to be scored, or again after a failure."""
     for query in batch:
         for execution in _members(query):

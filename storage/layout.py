@@ -79,6 +79,11 @@ class RunLayout:
         return f"{self.prefix}/decisions"
 
     @property
+    def paces(self) -> str:
+        """Journal of the paces of launches that an adaptive policy chose."""
+        return f"{self.prefix}/paces.jsonl"
+
+    @property
     def levels(self) -> str:
         """Journal of the waterlevel and the roles of cells over time."""
         return f"{self.prefix}/levels"

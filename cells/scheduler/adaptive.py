@@ -62,7 +62,8 @@ class Adaptive:
     updates are published between them and the group's end. Work near the time limit therefore stays
     in bursts, and so does what is unknown.
 
-    `min_gain` is the share of a burst's time that has to be saved by what was measured.
+    `min_gain` is the share of a burst's time that has to be saved by what was measured; with
+    `always` nothing is measured, and groups are carried over wherever they can be.
     `max_staleness` is the largest difference, in updates, between the version of a token and the
     one that it trains: an update waits for a group that would exceed it in the next. The other
     settings are those of `Elastic`.
@@ -72,6 +73,7 @@ class Adaptive:
     max_staleness: int = 8
     dwell_s: float = 0.0
     headroom: float = 0.0
+    always: bool = False
     burst: Elastic = field(init=False)
     carry: Carry = field(init=False)
 
@@ -120,6 +122,10 @@ class Adaptive:
         tight = self.max_staleness < shape.updates_per_burst
         if shape.cells == 1 or shape.staleness == 0 or tight:
             return _burst(shape, "nothing to carry over: one cell, or staleness allows no more")
+        if self.always:
+            window = round(max(shape.staleness + _WITHIN, _NARROWEST) * shape.groups_per_update)
+            reason = f"carry over within {window} groups, as the settings ask for"
+            return Pacing(Pace.CARRY, window, shape.cells - 1, reason, _WAITING[0])
         if bursts is None or len(bursts.groups) < shape.burst or shape.work_s(bursts) <= 0:
             return _burst(shape, "too few groups have ended to know the workload by")
         if bursts.running > _UNKNOWN * shape.burst:

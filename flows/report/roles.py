@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cells.decisions import Decision
+from cells.decisions import ALL_CELLS, Decision
 from cells.levels import LARGEST_GAP_S, Level
 from cells.scheduler import Role
 
@@ -66,6 +66,8 @@ def _points(
     """When which role was seen or entered, by cell."""
     points: defaultdict[str, list[_Point]] = defaultdict(list)
     for decision in decisions:
+        if decision.cell == ALL_CELLS:
+            continue
         own = points[decision.cell]
         if decision.failed:
             own.append((decision.at, FAILED, decision.failed))

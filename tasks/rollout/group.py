@@ -32,7 +32,8 @@ def run_groups(
     temperature: float,
     ended: Callable[[str], None],
     stopped: Callable[[], bool],
-) -> None:
+    released: Callable[[], bool] | None = None,
+) -> bool:
     """Run every execution of the queries to its end; what an earlier attempt left is kept.
 
     Executions that an earlier attempt started and that still run are waited for. One that failed
@@ -43,13 +44,18 @@ def run_groups(
     Args:
         ended: called with each execution when it has ended, also with those that had before.
         stopped: true when the step is over or can't go on; the wait then ends with an error.
+        released: where executions may outlive the step, under newer weights: true when it is over;
+            those that run then go on, and who waits for the rest of them is the next step.
+
+    Returns:
+        Whether all have ended.
 
     Raises:
         DaemonError: the host refused, or was silent for minutes.
         InterruptedError: the step was stopped.
     """
     specs = [
-        spec_of(run, query, member, policy_version, temperature)
+        spec_of(run, query, member, policy_version, temperature, newer=released is not None)
         for query in queries
         for member in range(query.group_size)
     ]
@@ -78,7 +84,9 @@ def run_groups(
                 del left[name]
                 ended(name)
         if not left:
-            return
+            return True
+        if released is not None and released():
+            return False
         limit.enforce(stopped)
         if stopped():
             raise InterruptedError(f"{', '.join(left)}: the step was stopped")
@@ -149,7 +157,12 @@ class _GroupLimit:
 
 
 def spec_of(
-    run: Run, query: QueryPlan, member: int, policy_version: int, temperature: float
+    run: Run,
+    query: QueryPlan,
+    member: int,
+    policy_version: int,
+    temperature: float,
+    newer: bool = False,
 ) -> ExecutionSpec:
     """The specification of a member; the same arguments always give the same one."""
     execution = execution_id(query.query_id, member)
@@ -163,6 +176,7 @@ def spec_of(
         policy_version=policy_version,
         temperature=temperature,
         seed=int.from_bytes(digest) >> 1,
+        newer=newer,
     )
 
 

@@ -26,11 +26,14 @@ def run_groups(
     temperature: float,
     host: DaemonClient,
     board: Board,
-) -> None:
-    """Run the queries' executions to their end; the results lie in storage."""
+) -> bool:
+    """Run the queries' executions to their end; the results lie in storage.
+
+    Returns whether all have ended: where they may outlive the step, some go on.
+    """
     opened = open_run(root, run_id)
     try:
-        run(
+        return run(
             opened,
             host,
             queries,
@@ -38,6 +41,7 @@ def run_groups(
             temperature,
             ended=board.execution_ended,
             stopped=lambda: board.stopped,
+            released=(lambda: board.released) if board.newer else None,
         )
     except InterruptedError:
         board.check()  # the reason, where there is one

@@ -8,6 +8,7 @@ is in none of its updates, and comes again in the next.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from configs.run import RunConfig
 from configs.training import ShuffleKind
@@ -33,7 +34,7 @@ class Arrivals:
     Args:
         groups: that the step plans to train. Fewer may come when the feed ends early.
         carries: more may come, and the oldest go first.
-        more: with ``carries``, groups are to be trained after this step.
+        more: asked with ``carries``: whether more than this step's groups are on their way.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Arrivals:
         step: int,
         groups: int,
         carries: bool = False,
-        more: bool = False,
+        more: Callable[[], bool] = lambda: False,
     ) -> None:
         self._carries = carries
         self._more = more
@@ -117,7 +118,7 @@ class Arrivals:
 
     def to_come(self) -> int:
         """Groups that are not sealed and will be trained, in this step or, one, after it."""
-        return max(0, self.missing() - len(self._early)) + self._more
+        return max(0, self.missing() - len(self._early)) + (self._carries and self._more())
 
     def of(self, update: int) -> list[GroupFacts]:
         """Groups of an update; those that are too old for it without their samples."""

@@ -51,6 +51,7 @@ def train_stream(
     waits: Callable[[str], None] = lambda _: None,
     carries: bool = False,
     holds: Callable[[], bool] = lambda: False,
+    more: Callable[[], bool] = lambda: False,
 ) -> tuple[UpdateMetrics, ...]:
     """Train the updates of a step, also those that an earlier attempt left undone.
 
@@ -74,6 +75,8 @@ def train_stream(
             trained first, and the others are left to the next step.
         holds: asked when an update is complete: whether it has to wait for a group that still runs
             and would be too old for the next one.
+        more: asked for what is told to the scheduler: whether groups of later steps are on their
+            way, so that replicas are needed for longer.
 
     Returns:
         The records of all updates of the step.
@@ -98,7 +101,7 @@ def train_stream(
             step=step,
             groups=groups,
             carries=carries,
-            more=carries and step + 1 < config.training.steps,
+            more=more,
         )
         limits = Limits.of(config)
 

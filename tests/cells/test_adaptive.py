@@ -65,6 +65,13 @@ def test_work_whose_groups_take_too_long_stays_in_bursts() -> None:
     assert "980 s keep staleness at 1.5, 100% of the groups timed out" in pacing.reason
 
 
+def test_always_asks_for_nothing_but_that_groups_can_be_carried() -> None:
+    pacing = Adaptive(always=True).pacing(Measured(), SHAPE, FAR)
+    assert (pacing.pace, pacing.window, pacing.serving_cells) == (Pace.CARRY, 5, 3)
+    alone = replace(SHAPE, cells=1)
+    assert Adaptive(always=True).pacing(Measured(), alone, FAR).pace is Pace.BURST
+
+
 def test_bursts_that_waste_nothing_stay() -> None:
     pacing = Adaptive().pacing(Measured(replace(BURSTS, update_s=740.0)), SHAPE, FAR)
     assert pacing.pace is Pace.BURST

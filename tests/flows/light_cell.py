@@ -173,6 +173,19 @@ class LightReplica:
         self._last_step = {"version": self._version, "grad_norm": 1.0, "skipped": False}
         return self._last_step
 
+    def _freeze(self, update: int) -> dict[str, Any]:
+        return {"descriptor": {"nbytes": 0}, "micro_steps": self._micro_steps}
+
+    def _reduce(
+        self, step: int, update: int, descriptor: dict[str, Any], micro_steps: list[str]
+    ) -> dict[str, Any]:
+        new = [name for name in micro_steps if name not in self._micro_steps]
+        self._micro_steps = [*self._micro_steps, *new]
+        return {"bytes": 0}
+
+    def _release(self, update: int) -> None:
+        self._micro_steps = []
+
     def _publish(self) -> dict[str, Any]:
         return {"descriptor": {"version": self._version, "nbytes": 0}}
 

@@ -47,7 +47,7 @@ def arrivals_of(store, groups, *, updates=2, step=0, more=True):
         step=step,
         groups=groups,
         carries=True,
-        more=more,
+        more=lambda: more,
     )
     return ledger, feed, arrivals
 
