@@ -27,12 +27,17 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """One execution of a query; `nominal_s` is its duration after the cut."""
+    """One execution of a query; `nominal_s` is its duration after the cut.
+
+    `cut_s` is when its limit ended a recorded one, in seconds from its start: its last tools run
+    until then, however fast its calls are this time.
+    """
 
     query: int
     nominal_s: float
     timed_out: bool
     blocks: tuple[Block, ...]
+    cut_s: float | None = None
 
     @property
     def tokens(self) -> float:
@@ -70,7 +75,8 @@ class Draws:
             block.tool_s + serving.work(block.prompt_tokens, block.output_tokens) / speed
             for block in blocks
         )
-        return Execution(query, seconds, recorded.timed_out, blocks)
+        cut_s = self._workload.execution.timeout_s if recorded.timed_out else None
+        return Execution(query, seconds, recorded.timed_out, blocks, cut_s)
 
     def _durations(
         self, durations: LognormalDurations | RecordedDurations, random: np.random.Generator

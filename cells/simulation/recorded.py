@@ -90,11 +90,6 @@ def recorded_times(run: Run) -> RecordedTimes:
     )
 
 
-def prefill_as_decodes(tokens_per_s: float) -> float:
-    """Prompt tokens per second that are assumed beside so many output tokens per second."""
-    return tokens_per_s * _DECODES_PER_PREFILL
-
-
 def active_seconds(result: ExecutionResult) -> float:
     """How long an execution ran, without its waiting in the gateway."""
     return max(result.ended_at - result.started_at - result.waited_s, 1e-3)

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from cells.simulation.recorded import (
     Recording,
-    prefill_as_decodes,
     read_recording,
     trained_together,
     workload_from_run,
@@ -44,12 +43,8 @@ from storage.records import (
 from storage.run import Run
 from storage.samples import read_header
 
-_NO_SLOWER = 1e9
-"""Half concurrency of a cell that others do not slow down."""
-
-_NO_SPREAD = 1e-6
-"""Of how many calls run together: it is always the same number."""
-
+_NONE = 1e6
+"""How many times less than an output token takes what takes no time."""
 
 _Made = tuple[tuple[ExecutionResult, tuple[Call, ...]], ...]
 """The executions of a query, each with its calls."""
@@ -86,7 +81,7 @@ def replayed(run: Run) -> Workload:
     recording = read_recording(run)
     steps = _steps(run, recording)
     calls = [call for step in steps for query in step.queries for _, made in query for call in made]
-    alone, half = serving_speed(calls)
+    alone, half, prefill = serving_speed(calls)
     note = f"run {run.run_id}"
     measured = Source(origin=Origin.MEASURED, note=note)
     fitted = Source(origin=Origin.MEASURED, note=f"{note}, least squares over its calls")
@@ -96,7 +91,7 @@ def replayed(run: Run) -> Workload:
         update={
             "decode_tokens_per_s": alone,
             "half_concurrency": half,
-            "prefill_tokens_per_s": prefill_as_decodes(alone),
+            "prefill_tokens_per_s": prefill,
         }
     )
     training = _training(described.training, recording, trained_together(run.config))
@@ -106,6 +101,7 @@ def replayed(run: Run) -> Workload:
         "training.update_s": measured,
         "serving.decode_tokens_per_s": fitted,
         "serving.half_concurrency": fitted,
+        "serving.prefill_tokens_per_s": fitted,
         **{f"overhead.{name}": measured for name in OverheadModel.model_fields},
     }
     data = described.model_dump() | {
@@ -134,28 +130,27 @@ def _training(described: TrainingModel, recording: Recording, cells: int) -> Tra
     )
 
 
-def serving_speed(calls: Sequence[Call]) -> tuple[float, float]:
-    """Tokens per second of a call alone on its cell, and the half concurrency.
+def serving_speed(calls: Sequence[Call]) -> tuple[float, float, float]:
+    """Output tokens per second of a call alone on its cell, half concurrency, prompt tokens/s.
 
-    Least squares of seconds per token = a + b n over all calls, each with the mean number n of
-    others on its cell while it ran, and weighted by its tokens.
+    Least squares of a call's seconds = outputs (a + b n) + prompt c, with the mean number n of
+    others on its cell while it ran. Where others or the prompt make no call longer, b or c is next
+    to nothing.
     """
-    others = _others(calls)
-    work = np.array([_work(call) for call in calls])
-    each = np.array([_served_s(call) for call in calls]) / work
-    few, mean = np.average(others, weights=work), np.average(each, weights=work)
-    spread = np.average((others - few) ** 2, weights=work)
-    together = np.average((others - few) * (each - mean), weights=work)
-    slope = together / spread if spread > _NO_SPREAD else 0.0
-    if slope <= 0:
-        return float(1 / mean), _NO_SLOWER
-    alone = max(mean - slope * few, mean / 20)
-    return float(1 / alone), float(alone / slope)
-
-
-def _work(call: Call) -> float:
-    """Output tokens, those of the prompt converted."""
-    return max(len(call.output_ids) + len(call.new_ids) / prefill_as_decodes(1.0), 1.0)
+    outputs = np.array([len(call.output_ids) for call in calls], float)
+    prompts = np.array([len(call.new_ids) for call in calls], float)
+    seconds = np.array([_served_s(call) for call in calls])
+    columns = {"alone": outputs, "beside": outputs * _others(calls), "prompt": prompts}
+    while True:
+        table = np.column_stack(list(columns.values()))
+        found = dict(zip(columns, np.linalg.lstsq(table, seconds)[0].tolist(), strict=True))
+        below = [name for name in ("prompt", "beside") if found.get(name, 0.0) < 0]
+        if not below:
+            break
+        del columns[below[0]]
+    alone = max(found["alone"], 1e-6)
+    beside, prompt = (max(found.get(name, 0.0), alone / _NONE) for name in ("beside", "prompt"))
+    return 1 / alone, alone / beside, 1 / prompt
 
 
 def _others(calls: Sequence[Call]) -> NDArray[np.float64]:

@@ -149,11 +149,15 @@ class Rollout:
 
     def _run(self, session: Session) -> Generator[Any, Any, None]:
         yield session.admitted
-        for block in session.execution.blocks:
+        execution = session.execution
+        for number, block in enumerate(execution.blocks, start=1):
             yield from self._call(session, block.prompt_tokens, block.output_tokens)
             session.context += block.prompt_tokens + block.output_tokens
-            if block.tool_s > 0:
-                yield self._env.timeout(block.tool_s)
+            tool_s = block.tool_s
+            if execution.cut_s is not None and number == len(execution.blocks):
+                tool_s = session.started_at + execution.cut_s - self._env.now
+            if tool_s > 0:
+                yield self._env.timeout(tool_s)
         self._finish(session)
 
     def _call(self, session: Session, prompt: float, output: float) -> Generator[Any, Any, None]:

@@ -7,9 +7,9 @@ number of updates of the same number of groups. Async trains the batch before, o
 its staleness is 1 from the second update on, the mean of the 3 updates a step of the others. Run it
 on an otherwise idle machine with ``python -m tests.benchmarks.policies``.
 
-``simulated`` are the same ratios in virtual time, of the very executions that the runs recorded, on
-cells as fast as in the colocated runs; ``simulated_at_own_speed`` where each trains as fast as it
-did.
+``simulated`` are the same ratios in virtual time, of the very executions that the runs recorded,
+with cells as fast as each run's were; ``simulated_on_colocated_cells`` where all are as fast as in
+the colocated run.
 """
 
 from __future__ import annotations
@@ -142,12 +142,12 @@ def ratios(runs: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def simulated(series: Series, seeds: int, *, own_speed: bool) -> dict[str, float]:
-    """The same ratios in virtual time: each run's own executions, on cells as fast as they were
-    when the colocated run of the seed was recorded.
+    """The same ratios in virtual time, of the executions that each run recorded.
 
     Args:
-        own_speed: training is as fast as in the policy's own run instead, where rollouts beside it
-            may have taken some of its processors' time.
+        own_speed: cells serve and train as fast as they did in that very run, and not as in the
+            colocated run of the seed: the machine is not equally fast in all, and on few cores
+            rollouts and training take each other's time.
     """
     found: dict[str, list[float]] = {}
     for seed in range(1, seeds + 1):
@@ -155,19 +155,20 @@ def simulated(series: Series, seeds: int, *, own_speed: bool) -> dict[str, float
         took = {}
         for policy in POLICIES:
             own = replayed(series.recorded(policy, seed))
-            changes: dict[str, Any] = {
-                "durations": own.durations,
-                "overhead": own.overhead,
-                "batch": own.batch,
-            }
-            if own_speed:
-                changes["training"] = own.training
-            workload = cells.model_copy(update=changes)
+            changes: dict[str, Any] = {"training": cells.training, "serving": cells.serving}
+            workload = own if own_speed else own.model_copy(update=changes)
             took[policy] = simulate(workload, policy_for(workload, policy)).seconds
         for slower in POLICIES[1:]:
             ratio = took[slower] / took["elastic"]
             found.setdefault(f"elastic_over_{slower}", []).append(ratio)
     return {name: median(values) for name, values in found.items()}
+
+
+def shares(real: dict[str, float], virtual: dict[str, float]) -> dict[str, float | None]:
+    """How much of the gain in virtual time the real runs have."""
+    return {
+        name: (real[name] - 1) / (gain - 1) if gain > 1 else None for name, gain in virtual.items()
+    }
 
 
 def every_run(series: Series, seeds: int) -> Iterator[dict[str, Any]]:
@@ -214,15 +215,14 @@ def main() -> None:
             print(json.dumps(run), file=sys.stderr, flush=True)
             runs.append(run)
     real = ratios([run for run in runs if not run["short"]])
-    virtual = simulated(series, given.seeds, own_speed=False)
+    virtual = simulated(series, given.seeds, own_speed=True)
+    foretold = simulated(series, given.seeds, own_speed=False)
     report = {
         **real,
         "simulated": virtual,
-        "simulated_at_own_speed": simulated(series, given.seeds, own_speed=True),
-        "share_of_simulated_gain": {
-            name: (real[name] - 1) / (gain - 1) if gain > 1 else None
-            for name, gain in virtual.items()
-        },
+        "share_of_simulated_gain": shares(real, virtual),
+        "simulated_on_colocated_cells": foretold,
+        "share_of_gain_on_colocated_cells": shares(real, foretold),
         "short_tasks": ratios([run for run in runs if run["short"]]),
         "runs": runs,
     }

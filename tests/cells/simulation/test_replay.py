@@ -44,13 +44,15 @@ def test_what_steps_take_beside_the_work_is_measured(tmp_path: Path) -> None:
 
 
 def test_a_cells_speed_is_found_from_calls_that_overlap() -> None:
-    alone_s, slower = 0.02, 0.25  # seconds a token; each other call adds a quarter of that
+    alone_s, slower, prompt_s = 0.02, 0.25, 0.001
+    """Seconds a token; each other call adds a quarter of that."""
     calls, begin = [], 0.0
-    for together in (1, 2, 4, 8):
-        seconds = 30 * alone_s * (1 + slower * (together - 1))
+    for together, prompt in ((1, 50), (2, 10), (4, 90), (8, 20), (3, 70)):
+        seconds = 30 * alone_s * (1 + slower * (together - 1)) + prompt * prompt_s
         changes = {"started_at": begin, "waited_s": 0.0, "seconds": seconds}
-        calls += [call("e", 0, 0).model_copy(update=changes) for _ in range(together)]
+        calls += [call("e", 0, prompt).model_copy(update=changes) for _ in range(together)]
         begin += seconds + 1
-    alone, half = serving_speed(calls)
+    alone, half, prefill = serving_speed(calls)
     assert alone == pytest.approx(1 / alone_s)
     assert half == pytest.approx(1 / slower)
+    assert prefill == pytest.approx(1 / prompt_s)
