@@ -10,7 +10,8 @@ from cells.client import DaemonClient
 from cells.decisions import Decision
 from cells.manager import Manager
 from cells.scheduler import Policy, make_policy
-from configs.cells import CellsConfig, PolicyName
+from configs.cells import PolicyName
+from configs.run import RunConfig
 from storage.run import open_run
 
 
@@ -50,7 +51,7 @@ def manage_cells(
         config=run.config,
         cells=cells,
         gateway=gateway,
-        policy=policy_of(run.config.cells),
+        policy=policy_of(run.config),
         board=board,
         step=step,
         epoch=epoch,
@@ -58,10 +59,19 @@ def manage_cells(
     ).run()
 
 
-def policy_of(cells: CellsConfig) -> Policy:
+def policy_of(config: RunConfig) -> Policy:
     """The policy of a run, with its settings."""
+    cells = config.cells
     if cells.policy is PolicyName.ELASTIC:
         return make_policy(cells.policy, **cells.elastic.model_dump())
+    if cells.policy is PolicyName.ADAPTIVE:
+        return make_policy(
+            cells.policy,
+            max_staleness=config.staleness.max,
+            dwell_s=cells.elastic.dwell_s,
+            headroom=cells.elastic.headroom,
+            **cells.adaptive.model_dump(),
+        )
     if cells.policy is PolicyName.ASYNC:
         return make_policy("async_streaming", training_cells=cells.training_cells)
     return make_policy(cells.policy)

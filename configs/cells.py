@@ -18,6 +18,7 @@ class PolicyName(StrEnum):
     COLOCATE = "colocate"
     ELASTIC = "elastic"
     ASYNC = "async"
+    ADAPTIVE = "adaptive"
 
 
 class Device(StrEnum):
@@ -93,6 +94,22 @@ class ElasticConfig(Section):
     )
 
 
+class AdaptiveConfig(Section):
+    """When cells.policy=adaptive carries groups over. dwell_s and headroom are those of elastic."""
+
+    min_gain: float = setting(
+        0.03,
+        "Share of the time of an update in bursts that carrying groups over has to save by what "
+        "the run has measured.",
+        unit="share",
+        ge=0,
+        lt=1,
+    )
+    always: bool = setting(
+        False, "Carry groups over from the first update on, whatever is measured."
+    )
+
+
 class CellsConfig(Section):
     """The cells of a run."""
 
@@ -100,12 +117,15 @@ class CellsConfig(Section):
         PolicyName.COLOCATE,
         "colocate: all cells serve, then all train. elastic: cells leave rollout one after another "
         "as soon as the others can serve what still lives, train what is sealed, and come back. "
-        "async: training_cells train, the others serve the next step's batch meanwhile.",
+        "async: training_cells train, the others serve the next step's batch meanwhile. "
+        "adaptive: elastic, until the workload is known; then, where it pays, groups that still "
+        "run when their step is trained go on under newer weights and are trained in the next.",
     )
     training_cells: int = setting(
         1, "Cells that train under cells.policy=async, the core first.", unit="cells", ge=1, le=255
     )
     elastic: ElasticConfig = setting(ElasticConfig(), "The policy elastic.")
+    adaptive: AdaptiveConfig = setting(AdaptiveConfig(), "The policy adaptive.")
     device: Device = setting(Device.CPU, "cuda was not run on a GPU yet.")
     cells: tuple[CellConfig, ...] = setting(
         (CellConfig(name="a", cpus=(0,), core=True), CellConfig(name="b", cpus=(1,))),

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from pydantic import model_validator
 
-from configs.cells import CellsConfig, DebugConfig, GatewayConfig, PrefectConfig, StorageConfig
+from configs.cells import (
+    CellsConfig,
+    DebugConfig,
+    GatewayConfig,
+    PolicyName,
+    PrefectConfig,
+    StorageConfig,
+)
 from configs.field import Section, setting
 from configs.model import ModelConfig, WarmStartConfig
 from configs.problems import (
@@ -16,7 +23,7 @@ from configs.problems import (
 )
 from configs.tls import TlsConfig
 from configs.tracking import TrackingConfig
-from configs.training import StalenessConfig, TrainingConfig, TrajectoryConfig
+from configs.training import ShuffleKind, StalenessConfig, TrainingConfig, TrajectoryConfig
 
 
 class RunConfig(Section):
@@ -76,9 +83,24 @@ class RunConfig(Section):
                 f"update of a step train tokens that are {oldest} updates old, more than "
                 f"staleness.max ({self.staleness.max}) allows"
             )
+        if self.cells.policy is PolicyName.ADAPTIVE:
+            self._may_carry()
         if self.model.context > self.cells.kv_tokens:
             raise ValueError(
                 f"model.context ({self.model.context}) exceeds cells.kv_tokens "
                 f"({self.cells.kv_tokens})"
             )
         return self
+
+    def _may_carry(self) -> None:
+        queries, updates = self.rollout.queries, self.training.updates_per_step
+        if queries % updates:
+            raise ValueError(
+                f"cells.policy=adaptive counts groups by the update: rollout.queries ({queries}) "
+                f"must be a multiple of training.updates_per_step ({updates})"
+            )
+        if self.training.shuffle is not ShuffleKind.ARRIVAL:
+            raise ValueError(
+                f"cells.policy=adaptive trains the oldest groups first: training.shuffle must be "
+                f"{ShuffleKind.ARRIVAL}, got {self.training.shuffle}"
+            )

@@ -10,6 +10,7 @@ from functools import partial
 from prefect import get_run_logger
 
 from cells.checkpoint import Checkpoint, find_checkpoint, latest_checkpoint
+from cells.task import policy_of
 from flows.earlier import close_earlier
 from flows.history import evaluations_of
 from flows.hosts import Hosts, hosts_of
@@ -120,7 +121,8 @@ def starting_point(run: Run, first_policy: str) -> Start:
             f"checkpoint has {newest}. Start a new run from what there is: --set "
             f"model.source=hf_directory --set model.path={_folder(run, checkpoint, first_policy)}"
         )
-    version = _planned(run, step)
+    # Where groups may outlive their step newer weights serve them as well.
+    version = None if policy_of(run.config).pipeline.carries else _planned(run, step)
     if version is None:
         version = newest
     if not version:

@@ -20,13 +20,20 @@ from prefect.states import Cancelled, Pending
 from prefect.utilities.annotations import allow_failure
 
 from cells.board import Board
-from cells.checkpoint import CheckpointError, prune_checkpoints, save_checkpoint
+from cells.checkpoint import (
+    CheckpointError,
+    checkpoint_versions,
+    prune_checkpoints,
+    save_checkpoint,
+)
 from cells.client import DaemonClient, DaemonError
 from cells.epoch import take_epoch
 from cells.progress import ended_when_silent
+from cells.scheduler import Adaptive
 from cells.task import manage_cells, policy_of
 from configs.training import StaleKind
 from flows.attempt import attempt, first_undone, turn
+from flows.carrying import CarriedRollouts
 from flows.hosts import Hosts, kept_elsewhere, kept_hosts
 from flows.plan import step_plan
 from flows.progress import step_bar
@@ -155,12 +162,17 @@ def _run(run: Run, root: str, hosts: Hosts, step: int) -> int:
     plan = step_plan(run, step, core_version)
     epoch = take_epoch(run.store, run.layout)
     ahead = _ahead(run, plan, core_version)
+    policy = policy_of(run.config)
+    carries = isinstance(policy, Adaptive)
     board = Board(
-        live=living(run, plan.queries),
-        serve_version=plan.policy_version,
+        # Where groups may outlive their step, who launches them says what lives.
+        live=() if carries else living(run, plan.queries),
+        serve_version=durable_version(run) if carries else plan.policy_version,
         expected=len(plan.queries),
+        newer=carries,
     )
     feed = GroupFeed()
+    carried: tuple[str, ...] = ()
     manager = manage_cells.submit(root, run.run_id, step, epoch, board, hosts.cells, hosts.gateway)
     groups = len(plan.queries)
     trainer = train_stream.submit(
@@ -172,9 +184,14 @@ def _run(run: Run, root: str, hosts: Hosts, step: int) -> int:
             step_bar(run, step, plan.queries, board),
             ended_when_silent(board.progress, limit_s, board.fail),
         ):
-            board.wait_serving(run.config.cells.switch_limit_s)
-            _roll_out_and_build(run, root, hosts, board, plan, feed)
-            feed.close()
+            if isinstance(policy, Adaptive):
+                rollouts = CarriedRollouts(run, root, hosts, board, feed, plan, policy)
+                rollouts.run(trainer)
+                carried = rollouts.carried()
+            else:
+                board.wait_serving(run.config.cells.switch_limit_s)
+                _roll_out_and_build(run, root, hosts, board, plan, feed)
+                feed.close()
             if ahead is not None:
                 board.launch(living(run, ahead.queries), ahead.policy_version)
                 board.wait_serving(run.config.cells.switch_limit_s)
@@ -183,8 +200,9 @@ def _run(run: Run, root: str, hosts: Hosts, step: int) -> int:
             checkpoint = save_checkpoint(
                 run, core, epoch=epoch, step=step, update=run.config.training.updates_per_step
             )
-            # The next step begins with cells that serve; one that is late by then comes in it.
-            board.wait_settled(run.config.cells.switch_limit_s)
+            if not carried:
+                # The next step begins with cells that serve; one that is late then comes in it.
+                board.wait_settled(run.config.cells.switch_limit_s)
     except Exception as error:
         feed.fail(error)
         _end(board, manager, trainer)
@@ -196,7 +214,8 @@ def _run(run: Run, root: str, hosts: Hosts, step: int) -> int:
         raise
     finally:
         _end(board, manager, trainer)
-    record = StepDone(step=step, policy_version=version, seconds=time.monotonic() - began)
+    seconds = time.monotonic() - began
+    record = StepDone(step=step, policy_version=version, seconds=seconds, carried=carried)
     run.store.write_record_once(run.layout.step_done(step), record)
     # Only now: until it is done, the step may need the version that it was planned with again.
     prune_checkpoints(run, run.config.training.keep_checkpoints)
@@ -210,11 +229,16 @@ def _run(run: Run, root: str, hosts: Hosts, step: int) -> int:
     return version
 
 
+def durable_version(run: Run) -> int:
+    """The newest version that is there whatever happens: that of a checkpoint, or the first."""
+    return max(checkpoint_versions(run), default=0)
+
+
 def _ahead(run: Run, plan: StepPlan, version: int) -> StepPlan | None:
     """The batch that is rolled out while the step trains its own; None where the policy overlaps
     nothing, in the last step, and where its tokens would be too old and are not to be dropped."""
     training, staleness = run.config.training, run.config.staleness
-    if not policy_of(run.config.cells).pipeline.lag or plan.step + 1 >= training.steps:
+    if not policy_of(run.config).pipeline.lag or plan.step + 1 >= training.steps:
         return None
     oldest = 2 * training.updates_per_step - 1
     if staleness.stale is StaleKind.WAIT and oldest > staleness.max:

@@ -11,7 +11,8 @@ from prefect.cache_policies import NO_CACHE
 from cells.board import Board
 from cells.checkpoint import save_checkpoint
 from cells.client import DaemonClient
-from cells.scheduler import TrainingWork
+from cells.scheduler import Adaptive, Pace, TrainingWork
+from cells.task import policy_of
 from storage.journal import append_line, read_lines
 from storage.records import UpdateMetrics, decode, encode
 from storage.run import Run, open_run
@@ -46,6 +47,8 @@ def train_stream(
     """
     run = open_run(root, run_id)
     logger = get_run_logger()
+    policy = policy_of(run.config)
+    last = step + 1 == run.config.training.steps
     ports = {
         name: HostReplica(client, name=name, core=name == core, epoch=epoch)
         for name, client in cells.items()
@@ -68,8 +71,19 @@ def train_stream(
             logger.warning(alarm.text)
         refuse(found)
         done, every = metrics.update + 1, run.config.training.checkpoint_every
-        if every and done % every == 0 and done < run.config.training.updates_per_step:
+        if carries():
+            # What serves must be there after any crash: no version may have two sets of weights.
             save_checkpoint(run, cells[core], epoch=epoch, step=step, update=done)
+            board.serve(metrics.policy_version)
+        elif every and done % every == 0 and done < run.config.training.updates_per_step:
+            save_checkpoint(run, cells[core], epoch=epoch, step=step, update=done)
+        board.updated(metrics.policy_version)
+
+    def carries() -> bool:
+        return board.pace is Pace.CARRY
+
+    def holds() -> bool:
+        return isinstance(policy, Adaptive) and carries() and policy.holds(board.oldest)
 
     try:
         updates = run_stream(
@@ -86,14 +100,20 @@ def train_stream(
             report=report,
             held=board.set_held,
             waits=partial(board.progress.waits, "training"),
+            carries=policy.pipeline.carries,
+            holds=holds,
+            more=lambda: carries() and not last,
         )
     except BaseException as error:
         board.fail(error)
         raise
     keep_metrics(run, updates)
+    if board.newer:  # what goes on into the next step is served at once
+        save_checkpoint(run, cells[core], epoch=epoch, step=step, update=len(updates))
     version = int(cells[core].call("GET", "/status")["replica"]["version"])
     board.serve(version)
-    board.set_work(TrainingWork())
+    if last or not carries():
+        board.set_work(TrainingWork())
     return version
 
 

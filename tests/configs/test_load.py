@@ -84,6 +84,20 @@ def test_a_circle_of_files_beside_each_other_is_refused(
         load_config("first.yaml", environment={})
 
 
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("rollout.queries=9", r"rollout.queries \(9\) must be a multiple of .* \(4\)"),
+        ("training.shuffle=global", "training.shuffle must be arrival, got global"),
+    ],
+)
+def test_groups_that_are_carried_over_have_an_order_of_their_own(setting: str, said: str) -> None:
+    settings = ("rollout.queries=8", "training.updates_per_step=4", "cells.policy=adaptive")
+    assert _load(*settings).cells.policy == "adaptive"
+    with pytest.raises(ConfigError, match=said):
+        _load(*settings, setting)
+
+
 def test_a_circle_of_presets_is_refused(tmp_path: Path) -> None:
     first = _file(tmp_path, f"preset: {tmp_path / 'second.yaml'}\n", "first.yaml")
     _file(tmp_path, f"preset: {first}\n", "second.yaml")

@@ -99,7 +99,7 @@ def do_step(run: Run, hosts: Hosts) -> None:
         config=run.config,
         cells=hosts.cells,
         gateway=hosts.gateway,
-        policy=policy_of(run.config.cells),
+        policy=policy_of(run.config),
         board=board,
         step=0,
         epoch=epoch,
