@@ -12,7 +12,7 @@ import pytest
 from cells import roster
 from cells.board import Board, Outlook
 from cells.client import DaemonClient, DaemonError, DaemonGoneError, FencedError
-from cells.decisions import Decision
+from cells.decisions import ALL_CELLS, Decision
 from cells.levels import Level
 from cells.manager import Manager
 from cells.roster import NoCellsError
@@ -241,8 +241,10 @@ def test_a_serving_cell_gives_its_executions_up_before_it_loads_newer_weights(
     rig.end()
     assert rig.gateway.told[told:] == [("b", "leaving", 1), ("b", "serving", 3)]
     assert cells["b"].engine == 3
-    assert [(one.cell, one.failed) for one in rig.decisions] == [("b", "")]
-    assert "reroute" in rig.decisions[0].parts
+    chosen, renewed = rig.decisions
+    assert (chosen.cell, chosen.to, chosen.failed) == (ALL_CELLS, "carry", "")
+    assert (renewed.cell, renewed.to, renewed.failed) == ("b", "rollout", "")
+    assert "reroute" in renewed.parts
 
 
 def test_a_satellite_that_fails_is_left_out(tmp_path: Path) -> None:
