@@ -23,6 +23,13 @@ def want(run: Run, wanted: Wanted) -> None:
     run.store.write_record(run.layout.wanted, wanted)
 
 
+def want_newer(run: Run, policy_key: str, version: int) -> None:
+    """Hosts that start from now on begin with these weights, as the ones before may be deleted."""
+    wanted = find_wanted(run)
+    if wanted is not None:
+        want(run, wanted.model_copy(update={"policy_key": policy_key, "version": version}))
+
+
 def find_wanted(run: Run) -> Wanted | None:
     """What is wanted now; None between attempts."""
     try:

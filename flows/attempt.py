@@ -89,7 +89,7 @@ def attempt(root: str, run: Run) -> Iterator[Hosts]:
         now = starting_point(run, first)
         return now.policy_key, now.version
 
-    with hosts_of(run, start.policy_key, start.version, say, again) as hosts:
+    with hosts_of(run, start.policy_key, start.version, say, again, first) as hosts:
         if closed := close_earlier(run):
             say(f"{closed} runs of earlier attempts are marked as crashed")
         restore = partial(restore_core, run, hosts, start.checkpoint)

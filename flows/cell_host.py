@@ -110,9 +110,11 @@ def _serve_attempt(
             say(f"cell {name}: attempt {wanted.attempt} is over")
             return
         why = f"cell {name}: {reason(log_since(log, logged))}\nlog: {log}"
-        if find_wanted(run) != wanted:
+        now = find_wanted(run)
+        if now is None or now.attempt != wanted.attempt:
             say(f"{why}\nnobody wants it any more")
             return
+        wanted = now  # the weights that it began with may be deleted since
         if delay_s is None:
             raise CellHostError(why)
         say(f"{why}\nonce more in {delay_s:g} s")

@@ -58,6 +58,7 @@ def hosts_of(
     version: int,
     say: Callable[[str], None],
     again: Callable[[], tuple[str, int]] | None = None,
+    first_policy: str | None = None,
 ) -> Iterator[Hosts]:
     """Every daemon of the run, adopted or started, kept alive until the block ends, then ended.
 
@@ -65,6 +66,8 @@ def hosts_of(
         policy_key: HF directory in storage that engines and replicas start with.
         version: the weight version that it is.
         again: both, for a cell that is started again later; the same when left out.
+        first_policy: HF directory that stays as long as the run does, which a checkpoint does not:
+            the gateway has its tokenizer from there. ``policy_key`` when left out.
 
     A daemon that ends meanwhile is started again, within a budget. When this process is killed the
     daemons live on until their lease ends, so that the next attempt adopts them with the harnesses
@@ -73,17 +76,17 @@ def hosts_of(
     # Here, because a download may take longer than a daemon may take to start.
     install_harness(run.config.harness, say)
     policy = str(local_copy(run.store, policy_key))
-    common = ("--policy", policy)
+    tokenizer = local_copy(run.store, first_policy or policy_key, without=".safetensors")
     cells = run.config.cells
     specs = [
-        DaemonSpec(GATEWAY, "cells.gateway.server", common, _SMALL_START_S),
+        DaemonSpec(GATEWAY, "cells.gateway.server", ("--policy", str(tokenizer)), _SMALL_START_S),
         DaemonSpec(EXECUTIONS, "tasks.rollout.host", (), _SMALL_START_S),
         *([DaemonSpec(KV_POOL, "cells.kv_pool", (), _SMALL_START_S)] if cells.kv_pool else []),
         *(
             DaemonSpec(
                 cell_daemon(cell.name),
                 "cells.host",
-                (*common, "--version", str(version)),
+                ("--policy", policy, "--version", str(version)),
                 cells.start_limit_s,
                 elsewhere=f"gyre host {run.run_id} {cell.name}" if cell.elsewhere else None,
             )

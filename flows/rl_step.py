@@ -31,6 +31,7 @@ from cells.epoch import take_epoch
 from cells.progress import ended_when_silent
 from cells.scheduler import Adaptive
 from cells.task import manage_cells, policy_of
+from cells.wanted import want_newer
 from configs.training import StaleKind
 from flows.attempt import attempt, first_undone, turn
 from flows.carrying import CarriedRollouts
@@ -218,6 +219,7 @@ def _run(run: Run, root: str, hosts: Hosts, step: int) -> int:
     record = StepDone(step=step, policy_version=version, seconds=seconds, carried=carried)
     run.store.write_record_once(run.layout.step_done(step), record)
     # Only now: until it is done, the step may need the version that it was planned with again.
+    want_newer(run, checkpoint.policy_key, version)
     prune_checkpoints(run, run.config.training.keep_checkpoints)
     get_run_logger().info(
         "step %d done in %.1f s, version %d, checkpoint %s",

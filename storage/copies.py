@@ -15,9 +15,12 @@ from storage.errors import MissingObjectError, refused
 from storage.objects import Store
 
 
-def local_copy(store: Store, key: str) -> Path:
+def local_copy(store: Store, key: str, *, without: str | None = None) -> Path:
     """The object at ``key``, or the folder of all objects below it: where it lies on a local store,
     else a copy in the user's cache, whose missing files are fetched first.
+
+    Args:
+        without: end of the names of files that are not needed and need not be fetched.
 
     Raises:
         MissingObjectError: nothing is at ``key`` of a store that is not local.
@@ -30,6 +33,8 @@ def local_copy(store: Store, key: str) -> Path:
     if not entries:
         raise MissingObjectError(f"{store.url}/{key}: no such object")
     for entry in entries:
+        if without is not None and entry.key.endswith(without):
+            continue
         file = store.local_file(entry.key)
         if not (file.is_file() and file.stat().st_size == entry.size):
             _fetch(store, entry.key, file)

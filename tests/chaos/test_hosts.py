@@ -41,9 +41,9 @@ def test_every_daemon_of_a_run_comes_back(
     for name, value in environment(tmp_path).items():
         monkeypatch.setenv(name, value)
     run = make_run(tmp_path / "root", "cells.cells=[{name: a, core: true}]", "harness.name=loop")
-    run.store.write("policies/tiny/config.json", (tiny_policy / "config.json").read_bytes())
     for path in tiny_policy.iterdir():
-        run.store.write(f"policies/tiny/{path.name}", path.read_bytes())
+        for key in ("policies/tiny", "policies/older"):
+            run.store.write(f"{key}/{path.name}", path.read_bytes())
     told: list[str] = []
     starts: list[tuple[str, int]] = []
 
@@ -51,8 +51,9 @@ def test_every_daemon_of_a_run_comes_back(
         starts.append(("policies/tiny", 3))
         return starts[-1]
 
-    with hosts_of(run, "policies/tiny", 0, told.append, again) as hosts:
+    with hosts_of(run, "policies/older", 0, told.append, again, "policies/tiny") as hosts:
         assert hosts.core_version() == 0
+        run.store.delete("policies/older")  # as a checkpoint is after a few steps
         kill(hosts, GATEWAY, hosts.gateway)
         assert hosts.gateway.call("GET", "/admin/state")["live"] == 0
         kill(hosts, EXECUTIONS, hosts.executions)

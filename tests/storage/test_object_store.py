@@ -90,8 +90,10 @@ def test_what_programs_load_is_fetched_once(
     assert store.keys("policies") == ["policies/x/config.json", "policies/x/deep/weights"]
     shutil.rmtree(tmp_path / "gyre")
     assert local_copy(store, "policies/x/config.json").read_bytes() == b"{}"
-    folder = local_copy(store, "policies/x")
-    assert folder == made and (folder / "deep" / "weights").read_bytes() == b"w" * 100_000
+    folder = local_copy(store, "policies/x", without="weights")
+    assert folder == made and not (folder / "deep").exists()
+    assert local_copy(store, "policies/x") == folder
+    assert (folder / "deep" / "weights").read_bytes() == b"w" * 100_000
     inode = (folder / "config.json").stat().st_ino
     assert (local_copy(store, "policies/x") / "config.json").stat().st_ino == inode
     (folder / "deep" / "weights").write_bytes(b"half")  # as a full disk leaves it
