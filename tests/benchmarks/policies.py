@@ -66,12 +66,13 @@ class Series:
     root: Path
     policy: Path
     quotas: bool
+    changes: tuple[str, ...] = ()
 
     @property
     def settings(self) -> tuple[str, ...]:
         """Beyond the workload's."""
         model = ("model.source=hf_directory", f"model.path={self.policy}")
-        return (*model, *(FOUR_CELLS if self.quotas else ()))
+        return (*model, *(FOUR_CELLS if self.quotas else ()), *self.changes)
 
     def recorded(self, policy: str, seed: int) -> Run:
         """A run with the tail."""
@@ -191,9 +192,23 @@ def first_policy(root: Path) -> Path:
     return target
 
 
-def main() -> None:
-    """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def made(series: Series, runs: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All of them, on one Prefect server, which each finds by PREFECT_API_URL."""
+    for name in [name for name in os.environ if name.startswith("PREFECT_")]:
+        del os.environ[name]
+    config = load_config(str(WORKLOAD), [*series.settings, f"prefect.port={free_port()}"])
+    data = series.root / "prefect"
+    found: list[dict[str, Any]] = []
+    with orchestration(config.prefect, data, lambda line: print(line, file=sys.stderr)):
+        for run in runs:
+            print(json.dumps(run), file=sys.stderr, flush=True)
+            found.append(run)
+    return found
+
+
+def asked(about: str | None, *changes: str) -> tuple[Series, int]:
+    """What the command line says: the series, and how many seeds."""
+    parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--seeds", type=int, default=3, help="runs of each policy")
     parser.add_argument(
         "--root",
@@ -204,20 +219,17 @@ def main() -> None:
     given = parser.parse_args()
     root = (given.root or Path(tempfile.mkdtemp(prefix="gyre-policies-"))).resolve()
     root.mkdir(parents=True, exist_ok=True)
-    for name in [name for name in os.environ if name.startswith("PREFECT_")]:
-        del os.environ[name]
-    series = Series(root, first_policy(root), given.quotas)
-    config = load_config(str(WORKLOAD), [*series.settings, f"prefect.port={free_port()}"])
-    runs: list[dict[str, Any]] = []
-    # One server for all runs, whose children find it by PREFECT_API_URL.
-    with orchestration(config.prefect, root / "prefect", lambda line: print(line, file=sys.stderr)):
-        for run in every_run(series, given.seeds):
-            print(json.dumps(run), file=sys.stderr, flush=True)
-            runs.append(run)
+    return Series(root, first_policy(root), given.quotas, changes), given.seeds
+
+
+def main() -> None:
+    """Entry point."""
+    series, seeds = asked(__doc__)
+    runs = made(series, every_run(series, seeds))
     real = ratios([run for run in runs if not run["short"]])
     # What is foretold from one policy's runs; with each run's own speed it is a check, no forecast.
-    foretold = simulated(series, given.seeds, own_speed=False)
-    repeated = simulated(series, given.seeds, own_speed=True)
+    foretold = simulated(series, seeds, own_speed=False)
+    repeated = simulated(series, seeds, own_speed=True)
     report = {
         **real,
         "simulated": foretold,
