@@ -9,7 +9,8 @@ on an otherwise idle machine with ``python -m tests.benchmarks.policies``.
 
 ``simulated`` are the same ratios in virtual time, of the very executions that the runs recorded,
 with cells as fast as in the colocated run; ``simulated_at_own_speed`` with cells as fast as each
-run's were, which checks the simulator and foretells nothing.
+run's were, which checks the simulator and foretells nothing. ``predicted_from_one_run`` tells by
+how much each run's simulated seconds are off with cells as fast as in the first colocated run.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from cells.simulation.compare import policy_for
 from cells.simulation.engine import simulate
 from cells.simulation.recorded import recorded_times
 from cells.simulation.replay import replayed
+from cells.simulation.workload import Workload
 from configs.load import load_config
 from flows.history import updates_of
 from flows.server import orchestration
@@ -152,17 +154,37 @@ def simulated(series: Series, seeds: int, *, own_speed: bool) -> dict[str, float
     """
     found: dict[str, list[float]] = {}
     for seed in range(1, seeds + 1):
-        cells = replayed(series.recorded("colocate", seed))
-        took = {}
-        for policy in POLICIES:
-            own = replayed(series.recorded(policy, seed))
-            changes: dict[str, Any] = {"training": cells.training, "serving": cells.serving}
-            workload = own if own_speed else own.model_copy(update=changes)
-            took[policy] = simulate(workload, policy_for(workload, policy)).seconds
+        cells = None if own_speed else replayed(series.recorded("colocate", seed))
+        took = {name: simulated_s(series.recorded(name, seed), name, cells) for name in POLICIES}
         for slower in POLICIES[1:]:
             ratio = took[slower] / took["elastic"]
             found.setdefault(f"elastic_over_{slower}", []).append(ratio)
     return {name: median(values) for name, values in found.items()}
+
+
+def predicted(series: Series, runs: list[dict[str, Any]]) -> dict[str, float]:
+    """By how much the simulated seconds of every run are off, as a share of the recorded ones, with
+    cells as fast as in one of them: the first colocated one."""
+    cells = replayed(series.recorded("colocate", 1))
+    return {
+        run["run"]: simulated_s(open_run(str(series.root), run["run"]), run["policy"], cells)
+        / run["seconds"]
+        - 1
+        for run in runs
+    }
+
+
+def simulated_s(run: Run, policy: str, cells: Workload | None = None) -> float:
+    """Seconds that a recorded run's executions take in virtual time.
+
+    Args:
+        cells: serve and train as fast as in this recorded run; their own when left out.
+    """
+    workload = replayed(run)
+    if cells is not None:
+        changes = {"training": cells.training, "serving": cells.serving}
+        workload = workload.model_copy(update=changes)
+    return simulate(workload, policy_for(workload, policy)).seconds
 
 
 def shares(real: dict[str, float], virtual: dict[str, float]) -> dict[str, float | None]:
@@ -236,6 +258,7 @@ def main() -> None:
         "share_of_simulated_gain": shares(real, foretold),
         "simulated_at_own_speed": repeated,
         "share_of_gain_at_own_speed": shares(real, repeated),
+        "predicted_from_one_run": predicted(series, runs),
         "short_tasks": ratios([run for run in runs if run["short"]]),
         "runs": runs,
     }
