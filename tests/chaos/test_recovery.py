@@ -28,7 +28,13 @@ from tests.flows.test_killed_run import check_step, stored
 
 pytestmark = [pytest.mark.real, pytest.mark.long, pytest.mark.timeout(1200)]
 
-TWO_CELLS = "cells.cells=[{name: a, core: true}, {name: b}]"
+SETTINGS = (
+    "cells.cells=[{name: a, core: true}, {name: b}]",
+    "cells.policy=colocate",
+    "training.steps=1",
+    # A daemon may take longer to come back than an execution usually takes.
+    "rollout.limit_s=600",
+)
 
 
 def begun(site: Orchestrated, name: str) -> Callable[[], bool]:
@@ -85,7 +91,7 @@ def test_what_is_killed_is_started_again_and_the_run_goes_on(
     if moment == "rollout":
         site.hold.touch()
     try:
-        train = site.train(name, TWO_CELLS, "training.steps=1", "cells.policy=colocate")
+        train = site.train(name, *SETTINGS)
         site.until(MOMENTS[moment](site, name), moment)
         site.kill(*words)
     finally:
@@ -103,7 +109,7 @@ def test_what_stands_still_for_a_while_is_waited_for(
     orchestrated: Orchestrated, victim: str
 ) -> None:
     site, name = orchestrated, f"stopped-{victim.replace(' ', '-')}"
-    train = site.train(name, TWO_CELLS, "training.steps=1", "cells.policy=colocate")
+    train = site.train(name, *SETTINGS)
     site.until(begun(site, name), "rollout")
     with site.stopped(*STOPS[victim]):
         time.sleep(STOP_S)  # what is to be borne
@@ -131,7 +137,9 @@ def test_what_runs_the_flow_is_killed_and_the_flow_is_run_again(
     """By `gyre train` itself, with nobody there to press Retry; also where nobody is left who
     could tell the server of the flow's end."""
     (tmp_path / "evaluators").mkdir()
-    command = start_light(tmp_path, tiny_policy, "killed", "training.steps=1")
+    command = start_light(
+        tmp_path, tiny_policy, "killed", "training.steps=1", "rollout.limit_s=600"
+    )
     folder = tmp_path / "runs" / "killed"
     deadline = time.monotonic() + LIMIT_S
     while not len(list(folder.glob("executions/*/session.json"))) > 3:
