@@ -75,8 +75,10 @@ def compare(workload: Workload, seeds: range) -> dict[str, Any]:
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=5)
-    seeds = range(parser.parse_args().seeds)
+    parser.add_argument("--seeds", type=int, default=5, help="how many")
+    parser.add_argument("--first-seed", type=int, default=0)
+    given = parser.parse_args()
+    seeds = range(given.first_seed, given.first_seed + given.seeds)
     found = [compare(workload, seeds) for workload in workloads()]
     gains = [one["gain"] for one in found if one["workload"].startswith("122B")]
     print(json.dumps({"median_gain_122b": median(gains), "workloads": found}))
