@@ -52,17 +52,22 @@ def close_earlier(run: Run) -> int:
 
 
 def close_children(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """Hook of a flow that was killed: mark the runs that it had under way as crashed.
+    """Hook of a flow that was killed, which its worker calls: see `close_below`."""
+    with get_client(sync_client=True) as client:
+        close_below(client, flow_run.id)
+
+
+def close_below(client: SyncPrefectClient, parent: UUID) -> None:
+    """Mark the runs that a flow had under way when it was killed as crashed.
 
     Each would keep its place in the work pool, where a retry of the flow waits for one.
     """
     which = FlowRunFilter(
-        parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[flow_run.id]),
+        parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[parent]),
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(_ABANDONED))),
     )
-    with get_client(sync_client=True) as client:
-        for found in client.read_flow_runs(flow_run_filter=which):
-            client.set_flow_run_state(found.id, _crashed(), force=True)
+    for found in client.read_flow_runs(flow_run_filter=which):
+        client.set_flow_run_state(found.id, _crashed(), force=True)
 
 
 def _attempts(client: SyncPrefectClient, run: Run) -> list[FlowRun]:
