@@ -96,7 +96,10 @@ def evaluate_serving(root: str, run_id: str, version: int, held_out: HeldOut | N
     return key
 
 
-@flow(name="evaluation", flow_run_name="{run_id} evaluate v{version}")
+# Prefect tells the calls of a flow inside another one apart by their number only. A retry of the
+# outer flow, which leaves out what is evaluated already, would be given the run of another version
+# as its own, were there a result of it to be had.
+@flow(name="evaluation", flow_run_name="{run_id} evaluate v{version}", persist_result=False)
 def _roll_out_held_out(
     root: str, run_id: str, version: int, problems: int, samples: int, seed: int
 ) -> None:

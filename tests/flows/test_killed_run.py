@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.history import evaluations_of
 from flows.plan import step_plan
 from storage.journal import read_journal, read_lines
 from storage.layout import execution_id
@@ -29,6 +30,7 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(3000)]
 STEPS = 2
 UPDATES = 2
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 10))]
+FIRST_EVALUATION = "evaluations/00000000.json"
 SPREAD = {"executions": 16 * STEPS * 13 // 2, "steps": 16 * STEPS}
 """How much a run stores at least below these of its folders, some time before its end."""
 
@@ -49,8 +51,8 @@ def kill_at_random(site: Orchestrated, name: str, seed: int) -> None:
     part = drawn.choice(sorted(SPREAD))
     moment = drawn.randrange(SPREAD[part])
     folder = site.root / "runs" / name
-    train = site.train(name, f"training.steps={STEPS}")
-    site.until(lambda: (folder / "config.yaml").exists(), "the run")
+    train = site.train(name, f"training.steps={STEPS}", "evaluation.before=true")
+    site.until(lambda: (folder / FIRST_EVALUATION).exists(), "the first evaluation")
     site.until(
         lambda: stored(folder / part) >= moment or site.state(train) == "COMPLETED", "moment"
     )
@@ -76,6 +78,8 @@ def go_on(site: Orchestrated, train: str) -> None:
 
 def check(site: Orchestrated, name: str) -> None:
     run = site.run(name)
+    # That of the end is made, though Prefect has seen an evaluation of this flow run before.
+    assert set(evaluations_of(run)) == {0, STEPS * UPDATES}
     for step in range(STEPS):
         check_step(run, step)
     lines = [decode(line, UpdateMetrics) for line in read_lines(run.store, run.layout.metrics)]
