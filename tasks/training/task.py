@@ -21,6 +21,7 @@ from tasks.training.feed import GroupFeed
 from tasks.training.health import alarms, refuse
 from tasks.training.metrics import Spent
 from tasks.training.replica import HostReplica
+from tasks.training.stream import read_updates
 from tasks.training.stream import train_stream as run_stream
 
 
@@ -65,7 +66,7 @@ def train_stream(
 
     def updated(metrics: UpdateMetrics) -> None:
         logger.info("update %d: version %d", metrics.update, metrics.policy_version)
-        keep_metrics(run, [metrics])
+        keep_metrics(run, step, metrics.update + 1)
         found = alarms(metrics, run.config.training.health)
         for alarm in found:
             logger.warning(alarm.text)
@@ -107,7 +108,7 @@ def train_stream(
     except BaseException as error:
         board.fail(error)
         raise
-    keep_metrics(run, updates)
+    keep_metrics(run, step, len(updates))
     if board.newer:  # what goes on into the next step is served at once
         save_checkpoint(run, cells[core], epoch=epoch, step=step, update=len(updates))
     version = int(cells[core].call("GET", "/status")["replica"]["version"])
@@ -117,12 +118,15 @@ def train_stream(
     return version
 
 
-def keep_metrics(run: Run, updates: Sequence[UpdateMetrics]) -> None:
-    """Add to metrics.jsonl what it lacks of these updates."""
+def keep_metrics(run: Run, step: int, updates: int) -> None:
+    """Add to metrics.jsonl what it lacks of the first updates of a step.
+
+    In their order: an attempt may have died between the record of an update and its line here.
+    """
     key = run.layout.metrics
     lines = [decode(line, UpdateMetrics, where=key) for line in read_lines(run.store, key)]
     known = {(line.step, line.update) for line in lines}
-    for update in updates:
+    for update in read_updates(run.store, run.layout, step, updates):
         if (update.step, update.update) not in known:
             append_line(run.store, key, encode(update))
 

@@ -179,7 +179,7 @@ class Site:
         feed, training = GroupFeed(), Future()
 
         def updated(metrics: UpdateMetrics) -> None:
-            keep_metrics(run, [metrics])
+            keep_metrics(run, step, metrics.update + 1)
             board.serve(metrics.policy_version)
             board.updated(metrics.policy_version)
             if dies_after is not None and metrics.update + 1 >= dies_after:

@@ -136,7 +136,7 @@ def do_step(run: Run, hosts: Hosts) -> None:
                 feed.put(query.query_id)
             feed.close()
             updates = training.result(120)
-            keep_metrics(run, updates)
+            keep_metrics(run, 0, len(updates))
             save_checkpoint(run, core, epoch=epoch, step=0, update=1)
         except BaseException as error:
             feed.fail(error)
