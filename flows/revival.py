@@ -20,6 +20,8 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import PrefectException
 from prefect.states import AwaitingRetry
 
+from flows.earlier import close_below
+
 RETRIES = 5
 """Of one flow run. What ends a flow again and again is no accident."""
 SETTLE_S = 10.0
@@ -72,6 +74,8 @@ class Revival:
                     f"flow run {found.name} has crashed ({found.state.message}): it is run again, "
                     f"{attempt} of {RETRIES} times"
                 )
+            # Its worker does this as well, where that lived to see the crash.
+            close_below(self._client, found.id)
             self._client.set_flow_run_state(found.id, AwaitingRetry())
             self._asked[found.id] = now
         return True

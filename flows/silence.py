@@ -15,7 +15,6 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.states import AwaitingRetry, Crashed
 
 from configs.load import ConfigError
-from flows.earlier import close_below
 from flows.roots import own_name
 from storage.errors import StorageError
 from storage.hold import HeldError, alone
@@ -103,5 +102,4 @@ class Silence:
         else:
             self._say(f"flow run {found.name} says that it runs, and nobody runs it")
             again = Crashed(message=GONE)
-            close_below(self._client, found.id)  # their worker is gone as well
         self._client.set_flow_run_state(found.id, again, force=True)

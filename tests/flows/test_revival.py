@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from httpx import ConnectError
+from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.states import Completed, Crashed
 
@@ -28,18 +29,22 @@ class _Server:
 
     def __init__(self, *runs: FlowRun) -> None:
         self.runs = runs
+        self.below: dict[UUID, FlowRun] = {}
+        """Runs that a run had under way, by its id."""
         self.asked: list[tuple[Any, str]] = []
         self.away = False
 
-    def set_flow_run_state(self, flow_run: Any, state: State[Any]) -> None:
+    def set_flow_run_state(self, flow_run: Any, state: State[Any], *, force: bool = False) -> None:
         if self.away:
             raise ConnectError("away")
-        assert state.is_scheduled()
+        assert state.is_crashed() if force else state.is_scheduled()
         self.asked.append((flow_run, str(state.name)))
 
-    def read_flow_runs(self, **_: Any) -> tuple[FlowRun, ...]:
+    def read_flow_runs(self, *, flow_run_filter: FlowRunFilter, **_: Any) -> tuple[FlowRun, ...]:
         if self.away:
             raise ConnectError("away")
+        if parents := flow_run_filter.parent_flow_run_id:
+            return tuple(self.below[one] for one in parents.any_ or () if one in self.below)
         return self.runs
 
 
@@ -72,6 +77,17 @@ def test_a_crashed_run_is_run_again_a_few_times(clock: SimpleNamespace) -> None:
     assert server.asked == [(found.id, "AwaitingRetry")] * RETRIES
     assert told[0] == "flow run train x has crashed (exited): it is run again, 1 of 5 times"
     assert len(told) == RETRIES
+
+
+def test_what_a_crashed_run_had_under_way_gives_its_place_back_first(
+    clock: SimpleNamespace,
+) -> None:
+    """The retry waits for that place. A worker that was killed as well has not given it back."""
+    server: Any = _Server()
+    found, step = crashed(1), crashed(1)
+    server.below[found.id] = step
+    assert Revival(server, lambda _: None).see_to(found)
+    assert server.asked == [(step.id, "Crashed"), (found.id, "AwaitingRetry")]
 
 
 def test_a_retry_that_the_worker_took_back_is_asked_for_again(clock: SimpleNamespace) -> None:
