@@ -218,8 +218,8 @@ def _run(run: Run, root: str, hosts: Hosts, step: int) -> int:
     seconds = time.monotonic() - began
     record = StepDone(step=step, policy_version=version, seconds=seconds, carried=carried)
     run.store.write_record_once(run.layout.step_done(step), record)
-    # Only now: until it is done, the step may need the version that it was planned with again.
     want_newer(run, checkpoint.policy_key, version)
+    # Only now: until it is done, the step may need the version that it was planned with again.
     prune_checkpoints(run, run.config.training.keep_checkpoints)
     get_run_logger().info(
         "step %d done in %.1f s, version %d, checkpoint %s",
