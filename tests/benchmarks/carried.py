@@ -18,7 +18,7 @@ from typing import Any
 from cells.simulation.compare import policy_for
 from cells.simulation.engine import simulate
 from cells.simulation.replay import replayed
-from tests.benchmarks.policies import Series, asked, made, train
+from tests.benchmarks.series import Series, asked, made, train
 
 POLICIES = ("elastic", "adaptive")
 STEPS = "training.steps=4"
