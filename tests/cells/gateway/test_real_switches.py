@@ -132,6 +132,8 @@ class Executions:
                 process.kill()
         said = output.decode(errors="replace")
         assert (process.returncode, said) in ((0, "loop: turns\n"), (0, "loop: done\n")), name
+        # As a run does: one that is left open keeps its place, and no new one comes to its cell.
+        await self.bench.admin("DELETE", f"/admin/executions/{name}")
 
 
 async def run_and_check(
