@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cells.wanted import find_wanted
 from flows.history import evaluations_of
 from flows.plan import step_plan
 from storage.journal import read_journal, read_lines
@@ -59,7 +60,18 @@ def kill_at_random(site: Orchestrated, name: str, seed: int) -> None:
     site.kill_flow()
     site.wait(train, "CRASHED", "COMPLETED")
     assert site.state(train) == "CRASHED", f"over before {part} had {moment}"
+    check_wanted(site.run(name))
     go_on(site, train)
+
+
+def check_wanted(run: Run) -> None:
+    """A host elsewhere that starts now would begin with the weights of the newest step: those
+    before it are deleted sooner or later."""
+    begun = max(step for step in range(STEPS) if run.store.exists(run.layout.step_plan(step)))
+    done = run.store.exists(run.layout.step_done(begun))
+    wanted = find_wanted(run)
+    assert wanted is not None
+    assert wanted.version in {begun * UPDATES, (begun + done) * UPDATES}
 
 
 def go_on(site: Orchestrated, train: str) -> None:
