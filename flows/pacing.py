@@ -54,7 +54,6 @@ class RunPace:
             policy,
             shape_of(run),
             training.steps * rollout.queries,
-            self._worked_s,
             [row.choice(count) for row, count in zip(rows, counts, strict=True)],
         )
         self._last = rows[-1].at if rows else 0.0

@@ -52,8 +52,7 @@ class Pacer:
 
     Args:
         total: groups of the run.
-        begin: of the run, on the clock of `SoFar.time`.
-        earlier: what was chosen before, oldest first.
+        earlier: what was chosen before, oldest first. The run began at `SoFar.time` 0.
     """
 
     def __init__(
@@ -61,13 +60,12 @@ class Pacer:
         policy: Adaptive,
         shape: Shape,
         total: int,
-        begin: float = 0.0,
         earlier: Iterable[Choice] = (),
     ) -> None:
         self._policy = policy
         self._shape = shape
         self._total = total
-        self._choices = [Choice(self._burst(""), begin)]
+        self._choices = [Choice(self._burst(""), time=0.0)]
         """Since the pace that rules now began."""
         self.pacing = self._choices[0].pacing
         self._bursts: Spell | None = None
