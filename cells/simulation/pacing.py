@@ -85,13 +85,15 @@ class PacedLaunches:
     def launching(self, launch: Launch, paced: Callable[[], None]) -> Generator[Any, Any, None]:
         """The process that launches every query; `paced` is called with every choice."""
         while not self.last:
+            version = self._trainer.version
             self._choose()
             paced()
             allowed = self._pacer.allowed(self._so_far())
             if allowed > self._launched:
                 first, self._launched = self._launched, allowed
                 yield from launch(first, allowed - first)
-            yield self._trainer.published
+            if self._trainer.version == version:  # none was published while these were launched
+                yield self._trainer.published
         while True:
             yield self._trainer.published
             paced()

@@ -6,6 +6,7 @@ what the run shows of a cell's speed and of what a step takes beside rollouts an
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -115,13 +116,18 @@ def replayed(run: Run) -> Workload:
 
 
 def _training(described: TrainingModel, recording: Recording, cells: int) -> TrainingModel:
-    """A replica's speed in its micro-steps, and what an update takes beside them."""
+    """A replica's speed in its micro-steps, and what an update takes beside them.
+
+    Where one cell trains while the others serve, many updates also wait for their groups: there the
+    lower quartile tells what one takes that does not.
+    """
     updates = recording.updates
     busy = [update.busy_s for update in updates if update.busy_s]
     if len(busy) < len(updates):  # recorded by an older version
         return described
     wall = [update.train_s for update in updates]
-    beside = fmean(took - work / cells for took, work in zip(wall, busy, strict=True))
+    besides = [took - work / cells for took, work in zip(wall, busy, strict=True)]
+    beside = fmean(besides) if cells > 1 else float(np.quantile(besides, 0.25))
     return described.model_copy(
         update={
             "tokens_per_s": described.tokens_per_s * cells * sum(wall) / sum(busy),
@@ -194,11 +200,18 @@ def _overhead(steps: Sequence[_Step]) -> OverheadModel:
         for before, after in pairwise(steps)
         if before.events[0] <= after.starts[0]
     ]
-    between = [(step.starts[-1] - step.starts[0]) / max(len(step.starts) - 1, 1) for step in steps]
+    # Groups that are carried over are launched after each update, also within a step.
+    published = sorted(update.ended_at for step in steps for update in step.updates)
+    between = [
+        after - before
+        for step in steps
+        for before, after in pairwise(step.starts)
+        if bisect(published, before) == bisect(published, after)
+    ]
     seals = [seconds for step in steps for seconds in step.seals_s]
     return OverheadModel(
         launch_s=fmean(gaps) if gaps else 0.0,
-        start_s=fmean(between),
+        start_s=fmean(between) if between else 0.0,
         seal_s=fmean(seals) if seals else 0.0,
     )
 

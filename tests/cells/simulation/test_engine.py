@@ -15,7 +15,7 @@ from cells.simulation.engine import simulate
 from cells.simulation.executions import Draws
 from cells.simulation.outcome import Outcome
 from cells.simulation.rollout import Rollout, SimulationError
-from cells.simulation.workload import Workload, load_workload
+from cells.simulation.workload import OverheadModel, Workload, load_workload
 from configs.workloads import workload_path
 from tests.cells.simulation.conftest import small_workload
 
@@ -261,3 +261,11 @@ def test_work_near_the_time_limit_is_not_carried_over() -> None:
     elastic, adaptive = run(workload, "elastic"), run(workload, "adaptive")
     assert {choice.pace for choice in adaptive.choices} == {Pace.BURST}
     assert adaptive.seconds == elastic.seconds
+
+
+def test_an_update_that_is_published_while_groups_are_launched_is_not_missed() -> None:
+    overhead = OverheadModel(launch_s=0.0, start_s=400.0, seal_s=0.0)
+    small = small_workload(training__tokens_per_s=1e6, batch__updates=16)
+    workload = small.model_copy(update={"overhead": overhead})
+    outcome = simulate(workload, Adaptive(always=True))
+    assert len(outcome.updates) == workload.batch.updates

@@ -42,9 +42,9 @@ from storage.run import Run, create_run
 QUERIES, MEMBERS, UPDATES, STEPS = 4, 4, 2, 2
 
 
-def record_run(root: Path) -> Run:
+def record_run(root: Path, *settings: str) -> Run:
     """Two colocated steps: every execution runs for 10 s, of which two calls of 3 s each."""
-    run = create_run(str(root), "recorded", load_config("smoke", environment={}))
+    run = create_run(str(root), "recorded", load_config("smoke", list(settings), environment={}))
     for step in range(STEPS):
         queries = tuple(
             QueryPlan(
