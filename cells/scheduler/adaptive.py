@@ -138,17 +138,21 @@ class Adaptive:
             f"{fresh_s:.0f} s keep staleness at {shape.staleness:g}, "
             f"{bursts.timed_out_share:.0%} of the groups timed out"
         )
+        slower = False
         if carried is not None and carried.updates >= shape.updates_per_burst:
             measured = carried.update_s / shape.work_s(carried)
             loss = bursts.update_s / shape.work_s(bursts)
             words += f"; carried over it takes {measured:.2f} of its work, in bursts {loss:.2f}"
-            if measured > _SLOWER * loss:
+            slower = measured > _SLOWER * loss
+            if slower and left > shape.burst:
                 return _burst(shape, f"carrying over was slower: {words}")
         elif expected_s > (1 - self.min_gain) * bursts.update_s:
             return _burst(shape, f"too little to gain by carrying over: {words}")
         ending = _ending(bursts, shape, expected_s)
         slack = max(1 - fresh_s / shape.carried_s(bursts), 0.0)
-        window = _window(seen, shape, left, ending, slack) if left > ending else left
+        # One more burst would first wait for what runs: the rest is launched beside it instead.
+        last = slower or left <= ending
+        window = left if last else _window(seen, shape, left, ending, slack)
         may_wait = max(_WAITING[0], min(slack, _WAITING[1]))
         share = 1 - shape.training_share(carried or bursts)
         serving = min(round(share * shape.cells) + 1, shape.cells - 1)

@@ -160,10 +160,12 @@ class Pacer:
             return None
         train_s = so_far.busy_s / self._trained(so_far)
         ends = [ran.ended - so_far.time for group in so_far.running for ran in group]
-        serving_s = so_far.serving_s + max(ends, default=0.0)
+        left_s = max(ends, default=0.0)
+        working_s = self._shape.burst_update_s(so_far.serving_s + left_s, train_s)
+        lasting_s = (so_far.time + left_s) / self._shape.updates_per_burst
         return Spell(
             updates=len(so_far.staleness),
-            update_s=self._shape.burst_update_s(serving_s, train_s),
+            update_s=max(working_s, lasting_s),
             train_s=train_s,
             groups=[*so_far.groups, *(GroupSeen.of(group) for group in so_far.running)],
             running=len(so_far.running),
