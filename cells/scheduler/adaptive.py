@@ -17,7 +17,7 @@ _WITHIN = 1.1
 """Updates' worth of groups by which a window exceeds the mean staleness that it gives. A group that
 joins the update under way is not stale, and a long execution goes on under newer versions. From
 simulations of four workloads."""
-_END = 0.5
+_END = 0.6
 """Updates by which the last groups of a run, which are launched together, are staler than others.
 From simulations, as the above."""
 _REPAID = 0.3
@@ -26,7 +26,7 @@ _CORRECTION = 0.25
 """Updates' worth of groups by which what was measured changes the window at most."""
 _AMPLE = 0.3
 """Share of an update's time that staleness leaves free beyond which a smaller window costs none."""
-_SPARED = 0.25
+_SPARED = 0.5
 """Updates by which the window aims lower for all of an update's time beyond that share."""
 _WAITING = (0.2, 0.35)
 """Share of a cell's places below which executions wait rather than hold it: least and most."""
