@@ -3,8 +3,8 @@
 Prints one JSON object. The workload is that of ``policies``, with its tail of tools that wait, for
 four steps: `adaptive` measures the first as a burst, and then chooses its pace by what it has seen.
 ``gain`` is how many times longer `elastic` takes for the same updates, from the first execution to
-the last update. ``simulated`` is the same in virtual time, of the executions that each seed's
-elastic run recorded, with cells as fast as in it. Run it on an otherwise idle machine with
+the last update. ``simulated`` is the same in virtual time, for the executions that each of the runs
+recorded, with cells as fast as in it. Run it on an otherwise idle machine with
 ``python -m tests.benchmarks.carried``; ``--quotas`` holds four cells to half a core each.
 """
 
@@ -31,12 +31,12 @@ def every_run(series: Series, seeds: int) -> Iterator[dict[str, Any]]:
             yield train(series, policy, seed, short=False)
 
 
-def simulated(series: Series, seed: int) -> dict[str, Any]:
-    """What the elastic run's executions take under both, and what the pace was chosen by."""
-    workload = replayed(series.recorded("elastic", seed))
+def simulated(series: Series, policy: str, seed: int) -> dict[str, Any]:
+    """What a run's executions take under both policies, and what the pace was chosen by."""
+    workload = replayed(series.recorded(policy, seed))
     elastic, adaptive = (simulate(workload, policy_for(workload, name)) for name in POLICIES)
     return {
-        "seed": seed,
+        "run": workload.name,
         "seconds": [elastic.seconds, adaptive.seconds],
         "gain": elastic.seconds / adaptive.seconds,
         "mean_staleness": [elastic.mean_staleness, adaptive.mean_staleness],
@@ -50,11 +50,13 @@ def main() -> None:
     runs = made(series, every_run(series, seeds))
     took = {(run["policy"], run["seed"]): run["seconds"] for run in runs}
     gains = [took["elastic", seed] / took["adaptive", seed] for seed in range(1, seeds + 1)]
-    virtual = [simulated(series, seed) for seed in range(1, seeds + 1)]
+    virtual = [simulated(series, run["policy"], run["seed"]) for run in runs]
+    foretold = [one["gain"] for one in virtual]
     report = {
         "gain": median(gains),
         "gains": gains,
-        "simulated": median(one["gain"] for one in virtual),
+        "simulated": median(foretold),
+        "simulated_spread": [min(foretold), max(foretold)],
         "simulations": virtual,
         "runs": runs,
     }

@@ -44,7 +44,8 @@ QUERIES, MEMBERS, UPDATES, STEPS = 4, 4, 2, 2
 
 def record_run(root: Path, *settings: str) -> Run:
     """Two colocated steps: every execution runs for 10 s, of which two calls of 3 s each."""
-    run = create_run(str(root), "recorded", load_config("smoke", list(settings), environment={}))
+    chosen = ["cells.policy=colocate", *settings]
+    run = create_run(str(root), "recorded", load_config("smoke", chosen, environment={}))
     for step in range(STEPS):
         queries = tuple(
             QueryPlan(
