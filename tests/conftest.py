@@ -126,7 +126,7 @@ def other_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def smoke_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
-    """`gyre train --config smoke`, to its end. Read only."""
+    """`gyre train --config smoke` under colocate, to its end. Read only."""
     from tests.flows.conftest import run_smoke
 
     return run_smoke(tmp_path_factory.mktemp("smoke"))

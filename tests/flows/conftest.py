@@ -36,8 +36,9 @@ class FinishedRun:
 
 
 def run_smoke(root: Path) -> FinishedRun:
-    """`gyre train --config smoke`, to its end."""
-    command = start_gyre(root, "train", "--config", "smoke", "--name", "smoke-run")
+    """`gyre train --config smoke` under colocate, where every cell trains too, to its end."""
+    options = ("--config", "smoke", "--set", "cells.policy=colocate")
+    command = start_gyre(root, "train", "--name", "smoke-run", *options)
     output = finish(command, root)
     left = tuple(line for _, line in marked_processes(root))
     if command.returncode:
