@@ -13,11 +13,13 @@ from cells.scheduler import (
     GroupSeen,
     Measured,
     Pace,
+    Pacer,
     PolicyError,
     Ran,
     Role,
     Shape,
     Snapshot,
+    SoFar,
     Spell,
     Timings,
     TrainingWork,
@@ -90,6 +92,24 @@ def test_carrying_over_that_was_slower_ends() -> None:
     assert "it takes 1.57 of its work, in bursts 1.43" in pacing.reason
     short = replace(slow, updates=3)
     assert Adaptive().pacing(Measured(BURSTS, short), SHAPE, FAR).pace is Pace.CARRY
+
+
+def test_the_rest_of_a_run_is_no_burst_that_waits_for_what_runs() -> None:
+    seen = Measured(BURSTS, replace(BURSTS, update_s=1100.0))
+    assert Adaptive().pacing(seen, SHAPE, SHAPE.burst + 1).pace is Pace.BURST
+    pacing = Adaptive().pacing(seen, SHAPE, SHAPE.burst)
+    assert (pacing.pace, pacing.window) == (Pace.CARRY, SHAPE.burst)
+
+
+def test_a_first_burst_lasts_as_long_as_its_longest_execution() -> None:
+    ended = replace(GROUP, place_s=40.0, lag_s=5.0, span_s=90.0)
+    for began, update_s in ((0.0, 200 / 4), (100.0, 100 / 4)):
+        # One execution runs, and is taken to run as long again as it did.
+        running = ((Ran.expected(began, 100.0, 1000.0),),)
+        so_far = SoFar(100.0, [0.0], 1.0, (ended,) * 7, 8, running, serving_s=0.0)
+        choice = Pacer(Adaptive(), SHAPE, FAR).choose(so_far)
+        assert choice is not None and choice.bursts is not None
+        assert choice.bursts.update_s == pytest.approx(update_s)
 
 
 def test_a_staleness_above_that_of_bursts_makes_the_window_smaller() -> None:
