@@ -13,6 +13,9 @@ from cells.scheduler.snapshot import Move, Pace, Snapshot
 _SLOWER = 1.05
 """Carried-over updates that take so much longer than those of bursts have shown that they do not
 pay."""
+_WORTH = 2
+"""Bursts that must be left to go back to them: the first waits for all that runs, and what is left
+over by the last is a burst of its own."""
 _WITHIN = 1.1
 """Updates' worth of groups by which a window exceeds the mean staleness that it gives. A group that
 joins the update under way is not stale, and a long execution goes on under newer versions. From
@@ -144,14 +147,13 @@ class Adaptive:
             loss = bursts.update_s / shape.work_s(bursts)
             words += f"; carried over it takes {measured:.2f} of its work, in bursts {loss:.2f}"
             slower = measured > _SLOWER * loss
-            if slower and left > shape.burst:
+            if slower and left >= _WORTH * shape.burst:
                 return _burst(shape, f"carrying over was slower: {words}")
         elif expected_s > (1 - self.min_gain) * bursts.update_s:
             return _burst(shape, f"too little to gain by carrying over: {words}")
         ending = _ending(bursts, shape, expected_s)
         slack = max(1 - fresh_s / shape.carried_s(bursts), 0.0)
-        # One more burst would first wait for what runs: the rest is launched beside it instead.
-        last = slower or left <= ending
+        last = left <= (shape.burst if slower else ending)
         window = left if last else _window(seen, shape, left, ending, slack)
         may_wait = max(_WAITING[0], min(slack, _WAITING[1]))
         share = 1 - shape.training_share(carried or bursts)

@@ -96,9 +96,10 @@ def test_carrying_over_that_was_slower_ends() -> None:
 
 def test_the_rest_of_a_run_is_no_burst_that_waits_for_what_runs() -> None:
     seen = Measured(BURSTS, replace(BURSTS, update_s=1100.0))
-    assert Adaptive().pacing(seen, SHAPE, SHAPE.burst + 1).pace is Pace.BURST
-    pacing = Adaptive().pacing(seen, SHAPE, SHAPE.burst)
-    assert (pacing.pace, pacing.window) == (Pace.CARRY, SHAPE.burst)
+    assert Adaptive().pacing(seen, SHAPE, 2 * SHAPE.burst).pace is Pace.BURST
+    for left, window in ((2 * SHAPE.burst - 1, 4), (SHAPE.burst, SHAPE.burst)):
+        pacing = Adaptive().pacing(seen, SHAPE, left)
+        assert (pacing.pace, pacing.window) == (Pace.CARRY, window)
 
 
 def test_a_first_burst_lasts_as_long_as_its_longest_execution() -> None:
