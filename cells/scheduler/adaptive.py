@@ -146,7 +146,8 @@ class Adaptive:
             measured = carried.update_s / shape.work_s(carried)
             loss = bursts.update_s / shape.work_s(bursts)
             words += f"; carried over it takes {measured:.2f} of its work, in bursts {loss:.2f}"
-            slower = measured > _SLOWER * loss
+            # An estimate of a burst that still runs is too low where its last executions are long.
+            slower = bursts.running == 0 and measured > _SLOWER * loss
             if slower and left >= _WORTH * shape.burst:
                 return _burst(shape, f"carrying over was slower: {words}")
         elif expected_s > (1 - self.min_gain) * bursts.update_s:

@@ -94,6 +94,12 @@ def test_carrying_over_that_was_slower_ends() -> None:
     assert Adaptive().pacing(Measured(BURSTS, short), SHAPE, FAR).pace is Pace.CARRY
 
 
+def test_carrying_over_is_not_judged_by_a_burst_that_was_not_seen_to_its_end() -> None:
+    slow = replace(BURSTS, update_s=1100.0)
+    estimated = replace(BURSTS, running=1)
+    assert Adaptive().pacing(Measured(estimated, slow), SHAPE, FAR).pace is Pace.CARRY
+
+
 def test_the_rest_of_a_run_is_no_burst_that_waits_for_what_runs() -> None:
     seen = Measured(BURSTS, replace(BURSTS, update_s=1100.0))
     assert Adaptive().pacing(seen, SHAPE, 2 * SHAPE.burst).pace is Pace.BURST
