@@ -114,7 +114,7 @@ class CellsConfig(Section):
     """The cells of a run."""
 
     policy: PolicyName = setting(
-        PolicyName.ELASTIC,
+        PolicyName.COLOCATE,
         "colocate: all cells serve, then all train. elastic: cells leave rollout one after another "
         "as soon as the others can serve what still lives, train what is sealed, and come back. "
         "async: training_cells train, the others serve the next step's batch meanwhile. "
