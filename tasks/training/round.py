@@ -86,7 +86,7 @@ class Round:
             core = self._core(self._look())
             if core is not None:
                 return core
-            self.report(closing=not self._arrivals.missing())
+            self._tell(core, closing=not self._arrivals.missing())
             self._rest()
 
     def train(self, update: int, version: int) -> tuple[Replica, float]:
@@ -125,16 +125,17 @@ class Round:
                     self._start_reduce(core, satellites[0])
                 elif self._verify(core):
                     self._ledger.reduce(core.name)
-                    self.report(closing=True)
+                    self._tell(core, closing=True)
                     started = self._started
                     return core, 0.0 if started is None else time.monotonic() - started
             elif core is not None:
                 self._bring_home(core, members)
                 self._assign(core, members)
-            self.report(closing=self._all_accumulated())
+            self._tell(core, closing=self._all_accumulated())
             self._rest()
 
-    def report(self, *, closing: bool) -> None:
+    def _tell(self, core: Replica | None, *, closing: bool) -> None:
+        """The scheduler: which replicas are needed, and what is left."""
         holders = self._held_by()
         self._held(
             frozenset(
@@ -151,6 +152,7 @@ class Round:
                 updates=self._updates,
                 budget=self._budget,
                 closing=closing,
+                awaited=core is None,
             )
         )
 

@@ -17,6 +17,7 @@ def training_work(
     updates: int,
     budget: int,
     closing: bool,
+    awaited: bool,
 ) -> TrainingWork:
     """Micro-steps that are left from ``update`` on.
 
@@ -24,6 +25,8 @@ def training_work(
         budget: tokens of a micro-step; what is not packed yet is counted by it.
         closing: gradients are being brought to the core, or it steps. That counts as one claimed
             micro-step: the cells are needed until it is over.
+        awaited: the core is away. What it has to close counts as one sealed micro-step instead, so
+            that it is called.
     """
     early = sum(math.ceil(group.new_tokens / budget) for group in arrivals.early())
     waiting = {
@@ -31,8 +34,8 @@ def training_work(
         + math.ceil(sum(sample.new_tokens for sample in arrivals.unformed(later)) / budget)
         for later in range(update, updates)
     }
-    claimed = ledger.count(update, MicroState.CLAIMED) + closing
-    sealed = sum(waiting.values()) + early
+    claimed = ledger.count(update, MicroState.CLAIMED) + (closing and not awaited)
+    sealed = sum(waiting.values()) + early + (closing and awaited)
     known = sum(len(ledger.micro_steps(one)) for one in range(updates)) + sum(
         math.ceil(sum(sample.new_tokens for sample in arrivals.unformed(one)) / budget)
         for one in range(updates)

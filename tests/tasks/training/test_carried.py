@@ -102,7 +102,9 @@ def test_what_is_sealed_early_counts_as_sealed_and_a_full_update_as_closing(tmp_
     ledger, feed, arrivals = arrivals_of(store, 4, more=False)
 
     def work() -> TrainingWork:
-        return training_work(ledger, arrivals, update=0, updates=2, budget=32, closing=False)
+        return training_work(
+            ledger, arrivals, update=0, updates=2, budget=32, closing=False, awaited=False
+        )
 
     feed.put(make_group(store, 0))
     arrivals.pump()

@@ -13,7 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cells.client import FencedError
-from cells.scheduler import TrainingWork
+from cells.scheduler import (
+    POLICY_NAMES,
+    CellView,
+    Role,
+    Snapshot,
+    TrainingWork,
+    make_policy,
+)
 from storage.objects import Store
 from storage.records import UpdateMetrics
 from tasks.training import round as round_module
@@ -403,6 +410,41 @@ def test_work_is_reported_until_nothing_is_left(world):
     train(world, crew(world), names, report=seen.append)
     assert seen[-1] == TrainingWork()
     assert all(work.expected > 0 for work in seen[:-1])
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+def test_a_policy_calls_a_core_that_has_to_train_a_finished_step_again(world, policy):
+    """It was lost when its last update had been written down, and before any checkpoint."""
+    names = [make_group(world.store, number) for number in range(4)]
+    replicas = crew(world, 1)
+    records = train(world, replicas, names, checkpoints=False)
+    weights = replicas[0].weights.tolist()
+    replicas[0].start()
+    told: list[TrainingWork] = []
+    moved = []
+
+    def members():
+        """The core serves, and nothing lives, until the policy wants it to train."""
+        if told and not moved:
+            cells = tuple(
+                CellView(
+                    cell_id=name,
+                    role=Role.ROLLOUT,
+                    live=0,
+                    is_core=name == "a",
+                    capacity=8,
+                    version=0,
+                )
+                for name in "ab"
+            )
+            seen = Snapshot(time=100.0, queued=0, running=0, cells=cells, training=told[-1])
+            moved.extend(m for m in make_policy(policy).decide(seen) if m.cell_id == "a")
+            assert moved, f"the core stays in rollout with {told[-1]}"
+        return replicas if moved else []
+
+    again = train(world, replicas, names, members=members, report=told.append)
+    assert moved[0].to is Role.TRAINING
+    assert again == records and replicas[0].weights.tolist() == weights
 
 
 deaths = st.lists(
