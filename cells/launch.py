@@ -158,16 +158,18 @@ def ensure_daemons(
     specs: Sequence[DaemonSpec],
     keeper: LeaseKeeper,
     say: Callable[[str], None],
+    wanted: Callable[[], bool] = lambda: True,
 ) -> dict[str, DaemonClient]:
     """A client of each daemon, adopted where it lives, started where it does not, in parallel.
 
     Args:
         keeper: renews each lease from the moment that its daemon is found, as others may take
             longer to start than a lease lasts.
+        wanted: asked while some are not ready: whether they are needed still.
 
     Raises:
-        StartError: one ended twice before it was ready, or did not register in time. What was
-            started here is ended.
+        StartError: one ended twice before it was ready, or did not register in time, or they are
+            needed no longer. What was started here is ended.
     """
     clients: dict[str, DaemonClient] = {}
     started: list[_Started] = []
@@ -207,6 +209,9 @@ def ensure_daemons(
                     clients[daemon.spec.name] = client
                     keeper.add(client)
                     say(f"{daemon.spec.name}: ready at {client.url}")
+            if waiting and not wanted():
+                names = ", ".join(daemon.spec.name for daemon in waiting)
+                raise StartError(f"{names}: not needed any more")
             time.sleep(_POLL_S if waiting else 0)
     except BaseException:
         for daemon in started:

@@ -77,7 +77,7 @@ class Warden:
         self._thread.start()
 
     def close(self, limit_s: float = 30.0) -> None:
-        """Start nothing more; a start under way is waited for."""
+        """Start nothing more. A start under way is given up, and what it began is ended."""
         deadline = time.monotonic() + limit_s
         self._closed.set()
         self._thread.join(limit_s)
@@ -187,8 +187,13 @@ class Warden:
                     self._past[name].restarts.pop()
                 return
             self._say(f"{name} has ended: started again, {number} of {BUDGET} times")
-            found = ensure_daemons(self._store, self._layout, [spec], self._keeper, self._say)
+            found = ensure_daemons(
+                self._store, self._layout, [spec], self._keeper, self._say, self._is_open
+            )
         except (RuntimeError, OSError, ValueError, LookupError) as error:
             self._say(f"{name} was not started again: {error}")
             return
         self._clients[name].become(found[name].registration)
+
+    def _is_open(self) -> bool:
+        return not self._closed.is_set()

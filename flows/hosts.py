@@ -125,10 +125,11 @@ def hosts_of(
         except Exception:
             grace_s = _STOP_GRACE_S
             raise
+        else:
+            grace_s = _STOP_GRACE_S
         finally:
             _kept.reset(before)
             warden.close(grace_s)
-        grace_s = _STOP_GRACE_S
     finally:
         keeper.close()
         # A later attempt that has adopted the daemons goes on with them.

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 
 import psutil
 import pytest
@@ -16,7 +17,7 @@ import pytest
 from cells import launch
 from cells import warden as warden_module
 from cells.client import DaemonClient, DaemonError
-from cells.launch import LeaseKeeper, StartError, ensure_daemons, stop_daemons
+from cells.launch import DaemonSpec, LeaseKeeper, StartError, ensure_daemons, stop_daemons
 from cells.process import end_group
 from cells.warden import BUDGET, Warden
 from storage.run import Run
@@ -74,6 +75,45 @@ def test_a_killed_daemon_is_started_again_and_everybody_is_led_to_it(
         assert daemon.alive() and warden.restarts("small") == 1
         assert daemon.registration.incarnation != first.incarnation
     assert told[0] == "small has ended: started again, 1 of 5 times"
+
+
+def test_a_start_under_way_is_given_up_with_its_run(
+    run_store: Run,
+    daemon: DaemonClient,
+    keeper: LeaseKeeper,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """A cell takes minutes to start. One that is ready after the end is nobody's any more."""
+    (tmp_path / "o2_never_ready.py").write_text("import time; time.sleep(600)")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{Path.cwd()}")
+    monkeypatch.setattr(warden_module, "FIRST_PAUSE_S", 0.01)
+    run, told = run_store, list[str]()
+    slow = DaemonSpec("small", "o2_never_ready", (), LIMIT_S)
+
+    def starting() -> list[psutil.Process]:
+        return [one for one in psutil.process_iter() if "o2_never_ready" in argv(one)]
+
+    warden = Warden(
+        run.store,
+        run.layout,
+        specs=lambda: [slow],
+        clients={"small": daemon},
+        keeper=keeper,
+        say=told.append,
+    )
+    os.kill(daemon.registration.pid, signal.SIGKILL)
+    until(starting)
+    warden.close()
+    assert starting() == []
+    assert told[-1] == "small was not started again: small: not needed any more"
+
+
+def argv(process: psutil.Process) -> list[str]:
+    try:
+        return [] if process.status() == psutil.STATUS_ZOMBIE else process.cmdline()
+    except psutil.Error:
+        return []
 
 
 def test_a_daemon_that_ends_again_and_again_is_given_up(
